@@ -28,10 +28,8 @@ PublishMetrics::PublishMetrics(metrics::Metrics& metrics)
                                  "Publications of whole versions that have ended, by result.")),
       took_(metrics::add_seconds(metrics.histograms("rekindle_publish_seconds",
                                                     "How long publications took that succeeded."))),
-      bytes_(metrics
-                 .counters("rekindle_published_bytes_total",
-                           "Payload bytes of publications that succeeded.")
-                 .Add({})) {}
+      bytes_(metrics.counter("rekindle_published_bytes_total",
+                             "Payload bytes of publications that succeeded.")) {}
 
 void PublishMetrics::count(const Result<TransferSummary>& published, Duration took) {
   if (!published) return outcomes_.count(fail(published.error()));

@@ -37,10 +37,8 @@ struct TermMetrics {
   explicit TermMetrics(metrics::Metrics& its_metrics)
       : metrics(its_metrics),
         calls(metrics),
-        terms(metrics
-                  .counters("rekindle_coordinator_terms_total",
-                            "Terms that this coordinator has begun.")
-                  .Add({})) {}
+        terms(metrics.counter("rekindle_coordinator_terms_total",
+                              "Terms that this coordinator has begun.")) {}
 
   metrics::Metrics& metrics;
   rpc::RpcMetrics calls;

@@ -58,6 +58,10 @@ class Metrics {
   Metrics();
 
   Counters& counters(const std::string& name, const std::string& help);
+  // Without labels.
+  prometheus::Counter& counter(const std::string& name, const std::string& help) {
+    return counters(name, help).Add({});
+  }
   Histograms& histograms(const std::string& name, const std::string& help);
   // `read` is called at each scrape as long as the result lives.
   [[nodiscard]] std::shared_ptr<const Read> add(Read read);

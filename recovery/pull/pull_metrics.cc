@@ -4,34 +4,27 @@
 
 namespace rekindle::pull {
 
-namespace {
-
-prometheus::Counter& only(metrics::Metrics& metrics, const std::string& name,
-                          const std::string& help) {
-  return metrics.counters(name, help).Add({});
-}
-
-}  // namespace
-
 PullMetrics::PullMetrics(metrics::Metrics& metrics)
-    : started_(only(metrics, "rekindle_pulls_started_total", "Pulls that have begun.")),
+    : started_(metrics.counter("rekindle_pulls_started_total", "Pulls that have begun.")),
       outcomes_(metrics.counters("rekindle_pulls_total", "Pulls that have ended, by result.")),
       took_(metrics::add_seconds(metrics.histograms(
           "rekindle_pull_seconds", "How long pulls took that brought their copy."))),
       moved_(metrics.counters("rekindle_pull_moved_bytes_total",
                               "Payload bytes that pulls have received, right or wrong.")),
-      resumed_bytes_(only(metrics, "rekindle_pull_resumed_bytes_total",
+      resumed_bytes_(
+          metrics.counter("rekindle_pull_resumed_bytes_total",
                           "Bytes that pulls did not fetch, because they were here already.")),
-      refetched_bytes_(only(metrics, "rekindle_pull_refetched_bytes_total",
-                            "Bytes that were fetched again, because they were wrong.")),
-      retried_(only(metrics, "rekindle_pull_retried_slices_total",
-                    "Slices that were asked for again after a failure.")),
-      stolen_(only(metrics, "rekindle_pull_stolen_slices_total",
-                   "Slices that were taken from a slow source.")),
-      lost_(only(metrics, "rekindle_pull_lost_sources_total",
-                 "Sources that a pull has lost, also those with wrong bytes.")),
-      quarantined_(only(metrics, "rekindle_pull_quarantined_sources_total",
-                        "Sources that a pull has quarantined because they sent wrong bytes.")) {
+      refetched_bytes_(metrics.counter("rekindle_pull_refetched_bytes_total",
+                                       "Bytes that were fetched again, because they were wrong.")),
+      retried_(metrics.counter("rekindle_pull_retried_slices_total",
+                               "Slices that were asked for again after a failure.")),
+      stolen_(metrics.counter("rekindle_pull_stolen_slices_total",
+                              "Slices that were taken from a slow source.")),
+      lost_(metrics.counter("rekindle_pull_lost_sources_total",
+                            "Sources that a pull has lost, also those with wrong bytes.")),
+      quarantined_(
+          metrics.counter("rekindle_pull_quarantined_sources_total",
+                          "Sources that a pull has quarantined because they sent wrong bytes.")) {
   auto& phases = metrics.histograms("rekindle_pull_phase_seconds",
                                     "How long the phases of pulls took that brought their copy.");
   for (const std::string_view phase : kPullPhases) {

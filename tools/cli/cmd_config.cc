@@ -1,5 +1,8 @@
 #include <string>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/command_texts.h"
@@ -17,9 +20,8 @@ constexpr const char* kHead =
 std::string value_of(const OptionText& option) {
   if (option.type.empty()) return "true";
   if (option.type == "N") return option.type;
-  std::string texts;
-  for (const std::string& text : option.values) texts += (texts.empty() ? "" : "|") + text;
-  return "\"" + (texts.empty() ? option.type : texts) + "\"";
+  if (option.values.empty()) return "\"" + option.type + "\"";
+  return fmt::format("\"{}\"", fmt::join(option.values, "|"));
 }
 
 // The help of each setting as a comment, and below it the key.

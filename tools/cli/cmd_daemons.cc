@@ -382,7 +382,8 @@ void add_agent(Command& app, Session& session) {
       .type_name("WORDS");
   sub.option("--keep-rate", args->keep_rate,
              "Bytes per second that each GPU copies to its host during a broadcast, if the host\n"
-             "lacks the version: it need not be fetched. 0: none [8GB]")
+             "lacks the version: it need not be fetched. Less if GPUs of other hosts take part\n"
+             "and the network is fast. 0: none [8GB]")
       .type_name("SIZE");
   sub.flag("--verify-gpu", args->verify_gpu,
            "Verify each upload on the GPU before the worker gets it; broadcasts are\n"

@@ -13,6 +13,7 @@
 #include "tools/cli/arguments.h"
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
+#include "tools/cli/command_texts.h"
 #include "tools/cli/output.h"
 
 // The `rekindle` command: parses, reads the environment and the configuration file, runs one
@@ -49,10 +50,7 @@ constexpr const char* kFirstSteps =
 class Formatter : public CLI::Formatter {
  public:
   std::string make_subcommand(const CLI::App* sub) const override {
-    std::string text = sub->get_description();
-    for (char& c : text) c = c == '\n' ? ' ' : c;
-    if (const auto end = text.find_first_of(".:"); end != std::string::npos) text.resize(end);
-    return fmt::format("  {:<12} {}\n", sub->get_name(), text);
+    return fmt::format("  {:<12} {}\n", sub->get_name(), summary(sub->get_description()));
   }
 
   // The help of each command is complete: it adds the options of all commands, the exit codes and

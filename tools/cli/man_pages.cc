@@ -99,9 +99,11 @@ std::string man_page(const CommandText& root, const CommandText* command) {
   std::string commands;
   for (const CommandText& inner : own.commands) {
     commands += fmt::format(".TP\n\\fB{}\\fR\n{}\n", roff(inner.name), roff(summary(inner.about)));
-    if (command == nullptr)
+    if (command == nullptr) {
       commands += fmt::format("See \\fBrekindle\\-{}\\fR(1).\n", roff(inner.name));
-    if (command != nullptr) commands += ".RS\n" + options_text(inner) + ".RE\n";
+    } else {
+      commands += ".RS\n" + options_text(inner) + ".RE\n";
+    }
   }
   text += section("COMMANDS", commands);
   if (command != nullptr) text += section("OPTIONS OF EVERY COMMAND", options_text(root));
