@@ -160,6 +160,18 @@ void WorkerConnections::on_frame(const ClientPtr& client, const proto::WorkerFra
   events_.on_call(client, frame);
 }
 
+namespace {
+
+// The kernel has no number for a process of a PID namespace that this process does not see. What
+// the worker says of itself takes its place, or else its connection.
+std::string process_name(const Client& client, const proto::WorkerHello& hello) {
+  if (client.pid() != 0) return fmt::format("pid-{}", client.pid());
+  if (hello.pid_namespace() == 0) return fmt::format("client-{}", client.id());
+  return fmt::format("pid-{}-of-{}", hello.pid(), hello.pid_namespace());
+}
+
+}  // namespace
+
 Result<void> WorkerConnections::greet(const ClientPtr& client, const proto::WorkerFrame& frame) {
   const auto& hello = frame.hello();
   if (client->greeted) return fail(ErrorCode::kInvalid, "said hello twice");
@@ -174,6 +186,7 @@ Result<void> WorkerConnections::greet(const ClientPtr& client, const proto::Work
   descriptors.emplace_back(::fcntl(page->fd(), F_DUPFD_CLOEXEC, 0));
   if (!descriptors.front()) return fail_errno(errno, "share a life page");
   client->greeted = true;
+  client->process = process_name(*client, hello);
   TRY_VOID(watch_->add(client->id(), std::move(page), std::move(client->peer())));
   proto::AgentFrame answer;
   answer.set_call(frame.call());

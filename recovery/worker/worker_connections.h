@@ -54,6 +54,8 @@ class Client : public std::enable_shared_from_this<Client> {
 
   // The worker's hello was accepted.
   bool greeted = false;
+  // Equal for all connections of one process, and for no two processes. Set by the hello.
+  std::string process;
 
  private:
   const ClientId id_;

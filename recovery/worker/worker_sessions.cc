@@ -55,7 +55,7 @@ HostRounds::Origin WorkerSessions::origin_of(const Session& session) {
   const AttachOrder& order = session.order;
   std::string instance = order.instance;
   if (instance.empty()) {
-    instance = fmt::format("pid-{}-{}", session.client->pid(), order.device);
+    instance = fmt::format("{}-{}", session.client->process, order.device);
     std::ranges::replace(instance, ':', '-');
   }
   return {order.group, std::move(instance), session.rank(), order.wanted.id.model, order.device};

@@ -63,7 +63,8 @@ constexpr auto fields_of(const RequestHeader*) {
 }
 constexpr auto fields_of(const HelloRequest*) {
   return fields(field(1, &HelloRequest::protocol_min), field(2, &HelloRequest::protocol_max),
-                field(3, &HelloRequest::software), field(4, &HelloRequest::pid));
+                field(3, &HelloRequest::software), field(4, &HelloRequest::pid),
+                field(5, &HelloRequest::pid_namespace));
 }
 constexpr auto fields_of(const AttachRequest*) {
   using Attach = AttachRequest;

@@ -26,6 +26,7 @@ struct HelloRequest {
   std::uint32_t protocol_max = 1;
   std::string software;
   std::uint32_t pid = 0;
+  std::uint64_t pid_namespace = 0;  // 0: unknown
 };
 struct AttachRequest {
   std::string model;

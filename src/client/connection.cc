@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "src/base/version.h"
@@ -45,6 +46,12 @@ Result<UniqueFd> connect_to(const std::string& store, TimePoint deadline) {
   return ipc::connect_unix_socket(path, deadline);
 }
 
+// 0 without /proc.
+std::uint64_t own_pid_namespace() {
+  struct stat found {};
+  return ::stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Connection>> Connection::open(const std::string& store, TimePoint deadline) {
@@ -72,7 +79,7 @@ Connection::~Connection() { close(Error(ErrorCode::kStale, "the connection was c
 
 Result<void> Connection::greet(TimePoint deadline) {
   const HelloRequest hello{kProtocol, kProtocol, fmt::format("librekindle {}", version()),
-                           static_cast<std::uint32_t>(owner_)};
+                           static_cast<std::uint32_t>(owner_), own_pid_namespace()};
   const auto sent = channel_.send(encode({.call = kHelloCall}, hello), {}, deadline);
   auto received = channel_.receive(deadline);
   // An agent that refuses us sends the reason and closes, maybe before our hello is sent.

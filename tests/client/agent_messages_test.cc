@@ -29,12 +29,13 @@ T decoded(const proto::AgentFrame& frame) {
 }
 
 TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
-  const auto hello = parsed({1, 0, 0}, HelloRequest{1, 3, "librekindle 0.1.0", 77});
+  const auto hello = parsed({1, 0, 0}, HelloRequest{1, 3, "librekindle 0.1.0", 77, 4026531836});
   EXPECT_EQ(hello.call(), 1u);
   EXPECT_EQ(hello.hello().protocol_min(), 1u);
   EXPECT_EQ(hello.hello().protocol_max(), 3u);
   EXPECT_EQ(hello.hello().software(), "librekindle 0.1.0");
   EXPECT_EQ(hello.hello().pid(), 77u);
+  EXPECT_EQ(hello.hello().pid_namespace(), 4026531836u);
 
   AttachRequest request{.model = "m",
                         .latest = true,

@@ -68,6 +68,9 @@ class Rekindle:
     """A coordinator and two agents, `a` and `b`, each with a store of its own and two GPUs made of
     host memory, "double:0" and "double:1"."""
 
+    # What starts a daemon.
+    command = (BINARY,)
+
     def __init__(self, directory, gpu="double:2"):
         self.directory = directory
         self.gpu = gpu
@@ -99,7 +102,7 @@ class Rekindle:
     def _daemon(self, role, *arguments):
         log = open(self.directory / f"{role}-{len(self.processes)}.log", "wb")
         process = subprocess.Popen(
-            [BINARY, role, "--json", *map(str, arguments)], stdout=subprocess.PIPE, stderr=log,
+            [*self.command, role, "--json", *map(str, arguments)], stdout=subprocess.PIPE, stderr=log,
             stdin=subprocess.DEVNULL, env=self.environment)
         self.processes.append(process)
         os.set_blocking(process.stdout.fileno(), False)

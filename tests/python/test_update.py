@@ -1,9 +1,12 @@
 """`rekindle.update`: two workers on doubles of a GPU move to a new version together."""
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
-from conftest import PATIENCE_S, eventually
+from conftest import PATIENCE_S, Rekindle, eventually
 
 import rekindle
 
@@ -99,3 +102,63 @@ def test_who_is_late_is_left_out_and_counted(fleet, store, published):
     seen.join(PATIENCE_S)
     assert not seen.is_alive()
     session.close()
+
+
+WITHOUT_A_NAME = """
+import sys
+import rekindle
+agent, patience = sys.argv[1], float(sys.argv[2])
+def load(version):
+    session = rekindle.attach("m", version, device="double:0", group="actors", agent=agent, timeout=patience)
+    for _ in session:
+        pass
+    session.commit(timeout=patience)
+    return session
+first = load(1)
+print("serves", flush=True)
+version = first.wait_for_update(timeout=patience)
+first.close()
+with load(version) as session:
+    print("updated", version, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_workers_whose_processes_the_agent_cannot_name_are_two(memory_directory):
+    """The agent has a PID namespace of its own. The kernel tells it the same number for every worker."""
+    class Apart(Rekindle):
+        def _daemon(self, role, *arguments):
+            if role == "agent":
+                self.command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child",
+                                *type(self).command]
+            try:
+                return super()._daemon(role, *arguments)
+            finally:
+                self.command = type(self).command
+
+    directory = memory_directory / "apart"
+    directory.mkdir()
+    fleet = Apart(directory)
+    workers = []
+    try:
+        agent = str(fleet.store("a"))
+        for version in (1, 2):
+            rekindle.publish(weights(version), f"m@{version}", agent=agent)
+        for _ in range(2):
+            workers.append(subprocess.Popen(
+                [sys.executable, "-c", WITHOUT_A_NAME, agent, str(PATIENCE_S)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, text=True, env=os.environ))
+        for worker in workers:
+            assert worker.stdout.readline() == "serves\n"
+        result = rekindle.update("m@2", group="actors", gather=PATIENCE_S, timeout=PATIENCE_S, agent=agent)
+        assert (result.members, result.ready) == (2, 2)
+        for worker in workers:
+            assert worker.stdout.readline() == "updated 2\n"
+    finally:
+        for worker in workers:
+            worker.stdin.close()
+            worker.wait(PATIENCE_S)
+        # unshare passes no other signal on.
+        for process in fleet.processes:
+            process.kill()
+        fleet.close()
