@@ -27,6 +27,7 @@
 #include "tools/cli/command_line.h"
 #include "tools/cli/output.h"
 #include "tools/cli/sample_model.h"
+#include "tools/cli/scratch_directory.h"
 
 // `rekindle demo`: a fleet of real processes of this very binary on loopback ports, with a
 // generated model.
@@ -163,35 +164,19 @@ Result<std::string> find_worker(const fs::path& self) {
               bin.string());
 }
 
-// Removed with everything in it.
-class DemoDirectory {
- public:
-  static Result<std::unique_ptr<DemoDirectory>> create(std::uint64_t wanted_bytes) {
-    std::error_code error;
-    const fs::path memory = "/dev/shm";
-    const auto room = fs::space(memory, error);
-    const fs::path base =
-        !error && room.available > wanted_bytes ? memory : fs::temp_directory_path();
-    if (fs::space(base, error).available < wanted_bytes) {
-      return fail(ErrorCode::kExhausted, "{} has less than {} free: choose a smaller --gib",
-                  base.string(), format_bytes(wanted_bytes));
-    }
-    std::string path = (base / "rekindle-demo.XXXXXX").string();
-    if (::mkdtemp(path.data()) == nullptr) return fail_errno(errno, path);
-    return std::unique_ptr<DemoDirectory>(new DemoDirectory(path));
+// In memory where it has room for `wanted_bytes`.
+Result<std::unique_ptr<ScratchDirectory>> demo_directory(std::uint64_t wanted_bytes) {
+  std::error_code error;
+  const fs::path memory = "/dev/shm";
+  const auto room = fs::space(memory, error);
+  const fs::path base =
+      !error && room.available > wanted_bytes ? memory : fs::temp_directory_path();
+  if (fs::space(base, error).available < wanted_bytes) {
+    return fail(ErrorCode::kExhausted, "{} has less than {} free: choose a smaller --gib",
+                base.string(), format_bytes(wanted_bytes));
   }
-  ~DemoDirectory() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  DemoDirectory(const DemoDirectory&) = delete;
-  DemoDirectory& operator=(const DemoDirectory&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  explicit DemoDirectory(fs::path path) : path_(std::move(path)) {}
-  const fs::path path_;
-};
+  return ScratchDirectory::create(base, "rekindle-demo");
+}
 
 class Demo {
  public:
@@ -340,8 +325,8 @@ Result<int> run_demo(const DemoArgs& args) {
   const fs::path self = fs::read_symlink("/proc/self/exe", error);
   if (error) return fail_errno(error.value(), "/proc/self/exe");
   TRY(const std::string worker, find_worker(self));
-  TRY(const auto directory, DemoDirectory::create(static_cast<std::uint64_t>(
-                                kCopiesOfModel * static_cast<double>(bytes))));
+  TRY(const auto directory,
+      demo_directory(static_cast<std::uint64_t>(kCopiesOfModel * static_cast<double>(bytes))));
   Demo demo(directory->path(), self.string(), worker);
   TRY_VOID(demo.run(bytes));
   print_line("All of it worked. The same commands run a fleet: see `rekindle --help`.");

@@ -11,10 +11,6 @@ namespace {
 
 std::string hex(const proto::Digest& digest) { return rpc::from_proto(digest).hex(); }
 
-std::string name_of(const proto::ModelVersion& id) {
-  return printable(fmt::format("{}@{}", id.model(), id.version()));
-}
-
 std::string duration(std::uint64_t ms) {
   const std::uint64_t s = ms / 1000;
   if (s < 60) return fmt::format("{} s", s);
@@ -204,6 +200,10 @@ std::string devices_text(const proto::DeviceProcess& process) {
 }
 
 }  // namespace
+
+std::string name_of(const proto::ModelVersion& id) {
+  return printable(fmt::format("{}@{}", id.model(), id.version()));
+}
 
 Json to_json(const proto::ClusterStatusResponse& status) {
   Json nodes = Json::array();

@@ -12,6 +12,9 @@
 
 namespace rekindle::cli {
 
+// "qwen3@41", printable.
+std::string name_of(const proto::ModelVersion& id);
+
 Json to_json(const proto::ClusterStatusResponse& status);
 std::string to_text(const proto::ClusterStatusResponse& status);
 Json to_json(const proto::AgentStatusResponse& status);

@@ -1,0 +1,222 @@
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spawn.h>
+
+#include "src/base/clock.h"
+#include "src/base/unique_fd.h"
+#include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
+#include "tools/cli/command_line.h"
+#include "tools/cli/output.h"
+#include "tools/cli/scratch_directory.h"
+
+// `rekindle support-bundle`: what somebody needs who looks for a problem from afar.
+namespace rekindle::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Exit codes of `timeout`, and of a program that is not installed.
+constexpr int kTimedOut = 124;
+constexpr int kKilled = 137;
+constexpr int kNotInstalled = 127;
+
+struct BundleArgs {
+  std::string to;
+  std::string timeout = "20s";
+};
+
+// A program whose output becomes a file of the bundle.
+struct Probe {
+  std::string file;
+  std::vector<std::string> command;
+};
+
+std::vector<Probe> probes(const Settings& settings, const std::string& self) {
+  const auto own = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), self);
+    words.insert(words.end(), {"--quiet", "--store", settings.store});
+    if (!settings.secret_file.empty()) {
+      words.insert(words.end(), {"--secret-file", settings.secret_file});
+    }
+    return words;
+  };
+  const std::string agent = "unix:" + agent::agent_socket(settings.store).string();
+  std::vector<Probe> list{
+      {"version.json", {self, "version", "--json"}},
+      {"doctor.txt", own({"doctor"})},
+      {"topo.json", own({"topo", "--json"})},
+      {"agent-status.json", own({"status", "--json", "--agent", agent})},
+      {"agent-events.jsonl", own({"events", "--json"})},
+  };
+  if (!settings.coordinator.empty()) {
+    list.push_back(
+        {"fleet-status.json", own({"status", "--json", "--coordinator", settings.coordinator})});
+  }
+  if (!settings.config.empty()) list.push_back({"rekindle.toml", {"cat", settings.config}});
+  const std::vector<Probe> of_host{
+      {"host/journal.txt",
+       {"journalctl", "--no-pager", "--output=short-iso-precise", "--lines=20000",
+        "--unit=rekindle-agent", "--unit=rekindle-coordinator"}},
+      {"host/kernel.txt", {"dmesg", "--ctime"}},
+      {"host/system.txt", {"uname", "-a"}},
+      {"host/release.txt", {"cat", "/etc/os-release"}},
+      {"host/cpus.txt", {"lscpu"}},
+      {"host/memory.txt", {"cat", "/proc/meminfo"}},
+      {"host/mounts.txt", {"cat", "/proc/mounts"}},
+      {"host/space.txt", {"df", "-h"}},
+      {"host/limits.txt", {"sh", "-c", "ulimit -a"}},
+      {"host/network.txt", {"ip", "-statistics", "address"}},
+      {"host/sockets.txt", {"ss", "--tcp", "--listening", "--numeric", "--processes"}},
+      {"host/rdma-links.txt", {"rdma", "-d", "link"}},
+      {"host/rdma-devices.txt", {"ibv_devinfo", "-v"}},
+      {"host/gpus.txt", {"nvidia-smi", "-q"}},
+      {"host/gpu-topology.txt", {"nvidia-smi", "topo", "-m"}},
+  };
+  list.insert(list.end(), of_host.begin(), of_host.end());
+  return list;
+}
+
+// Runs it to its end. Output and errors go to `file` if there is one. The result is the exit code,
+// or 128 and the number of a signal.
+Result<int> run_program(std::vector<std::string> words, const fs::path& file) {
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, file.c_str(),
+                                     O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  ::posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+  pid_t child = -1;
+  const int error =
+      ::posix_spawnp(&child, arguments.front(), &actions, nullptr, arguments.data(), environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return fail_errno(error, arguments.front());
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) return fail_errno(errno, "waitpid");
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : kExitSignal + WTERMSIG(status);
+}
+
+std::string outcome_of(int code) {
+  switch (code) {
+    case 0:
+      return "ok";
+    case kTimedOut:
+    case kKilled:
+      return "took too long";
+    case kNotInstalled:
+      return "not installed";
+    default:
+      return fmt::format("exit code {}", code);
+  }
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "host";
+  return name.data();
+}
+
+Result<int> support_bundle(const Settings& settings, const BundleArgs& args) {
+  TRY(const auto timeout, parse_duration("--timeout", args.timeout));
+  const std::string seconds = fmt::format("{:.3f}", std::chrono::duration<double>(timeout).count());
+  std::error_code error;
+  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  if (error) return fail_errno(error.value(), "/proc/self/exe");
+  const std::string name = fmt::format("rekindle-support-{}-{:%Y%m%dT%H%M%SZ}", host_name(),
+                                       fmt::gmtime(std::time(nullptr)));
+  const fs::path to = args.to.empty() ? fs::path(name + ".tar.gz") : fs::path(args.to);
+  // Made first: a bundle that has no place should not cost a minute, and nobody else may read it.
+  UniqueFd made(::open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!made) return fail_errno(errno, to.string());
+  made.reset();
+
+  const auto assemble = [&]() -> Result<Json> {
+    std::error_code failed;
+    const fs::path temporary = fs::temp_directory_path(failed);
+    if (failed) return fail_errno(failed.value(), "the directory for temporary files");
+    TRY(const auto work, ScratchDirectory::create(temporary, "rekindle-support"));
+    const fs::path inside = work->path() / name;
+    fs::create_directories(inside / "host", failed);
+    if (failed) return fail_errno(failed.value(), inside.string());
+    Json files = Json::array();
+    for (const Probe& probe : probes(settings, self.string())) {
+      std::vector<std::string> words{"timeout", "--kill-after=1", seconds};
+      words.insert(words.end(), probe.command.begin(), probe.command.end());
+      TRY(const int code, run_program(std::move(words), inside / probe.file));
+      files.push_back({{"file", probe.file},
+                       {"command", fmt::format("{}", fmt::join(probe.command, " "))},
+                       {"outcome", outcome_of(code)}});
+    }
+    Json about{{"host", host_name()},
+               {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+               {"version", build_info().version},
+               {"files", std::move(files)}};
+    std::ofstream(inside / "about.json") << about.dump(2) << "\n";
+    TRY(const int code,
+        run_program({"tar", "--create", "--gzip", "--owner=0", "--group=0", "--file",
+                     fs::absolute(to).string(), "--directory", work->path().string(), name},
+                    work->path() / "tar.log"));
+    if (code != 0) return fail(ErrorCode::kInternal, "tar could not write {}", to.string());
+    return about;
+  };
+  auto about = assemble();
+  if (!about) {
+    fs::remove(to, error);
+    return fail(std::move(about).error());
+  }
+  std::string missing;
+  for (const Json& file : (*about)["files"]) {
+    if (file["outcome"] == "ok") continue;
+    missing += fmt::format("  {}: {}\n", file["file"].get<std::string>(),
+                           file["outcome"].get<std::string>());
+  }
+  std::string text = fmt::format(
+      "{}: what this host and its daemons say now. It has no secret and no weights, but names of "
+      "hosts, models and users, and addresses: look at it before you send it.\n",
+      to.string());
+  if (!missing.empty()) text += "not complete:\n" + missing;
+  (*about)["bundle"] = to.string();
+  print_result(settings.json, *about, text);
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_support_bundle(Command& app, Session& session) {
+  Command sub = app.command(
+      "support-bundle",
+      "Write what this host and its daemons say now to one file, for somebody who looks for a\n"
+      "problem from afar: versions, doctor, status, events, logs of the units, and the host's\n"
+      "hardware. With --coordinator the status of the fleet, too. It reads no secret and no "
+      "weights.");
+  auto args = std::make_shared<BundleArgs>();
+  sub.option("--to", args->to, "The file [rekindle-support-HOST-TIME.tar.gz]").type_name("FILE");
+  sub.option("--timeout", args->timeout, "The most time that each command may take [20s]")
+      .type_name("TIME");
+  sub.runs(session, "support-bundle",
+           [&session, args] { return support_bundle(session.settings, *args); });
+}
+
+}  // namespace rekindle::cli
