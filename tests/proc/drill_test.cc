@@ -9,7 +9,9 @@ namespace rekindle::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Drills : public WithWorkers {
  protected:
@@ -42,7 +44,7 @@ TEST_F(Drills, AWorkerThatIsKilledAndStartedAgainHasRecovered) {
   ASSERT_TRUE(done) << command.out();
   EXPECT_EQ(done->code, 0) << command.out() << command.err();
   EXPECT_THAT(command.out(),
-              AllOf(HasSubstr("SIGKILL to the worker i/0 on a (pid "), HasSubstr("i unfit: rank 0"),
+              AllOf(HasSubstr("kill the worker i/0 on a (pid "), HasSubstr("i unfit: rank 0"),
                     HasSubstr("i ready"), HasSubstr("lost: nothing"), HasSubstr("recovered in ")));
 }
 
@@ -69,6 +71,56 @@ TEST_F(Drills, AnAgentThatStaysAwayIsReportedWithWhatWentWithIt) {
   EXPECT_THAT(answer.json["steps"].dump(), HasSubstr("the coordinator sees that a is dead"));
 }
 
+TEST_F(Drills, APullThatLosesItsSourceGoesOnFromAnother) {
+  make_checkpoint(fleet_.dir("model"), 8, 2048, 9);
+  fleet_.start_coordinator();
+  for (const char* name : {"a", "b"}) {
+    fleet_.start_agent(name, {"--allow-drills", "--max-rate", "6MB"});
+    fleet_.publish(name, "m@1", fleet_.dir("model"));
+  }
+  const Finished done = run(
+      drill({"kill-source", "m@1", "--yes", "--transport", "tcp", "--to", fleet_.dir("").string()}),
+      60s);
+  EXPECT_EQ(done.exit.code, 0) << done.out << done.err;
+  EXPECT_THAT(done.out, AllOf(HasSubstr("a source of the pull"),
+                              HasSubstr("the pull is complete, and every byte verified"),
+                              HasSubstr("lost: nothing")));
+  EXPECT_NE(fleet_.agent("a").process->running(), fleet_.agent("b").process->running());
+  for (const auto& entry : std::filesystem::directory_iterator(fleet_.dir(""))) {
+    EXPECT_THAT(entry.path().string(), Not(HasSubstr("rekindle-drill"))) << "the copy is deleted";
+  }
+}
+
+TEST_F(Drills, APullThatIsTooShortToLoseASourceSaysSo) {
+  start();
+  const Finished done =
+      run(drill({"kill-source", "m@1", "--yes", "--to", fleet_.dir("").string()}));
+  EXPECT_EQ(done.exit.code, 2) << done.out << done.err;
+  EXPECT_THAT(done.err, HasSubstr("choose a larger version"));
+  EXPECT_TRUE(agent().running());
+}
+
+// Nobody but its own timer wakes the agent: the command is gone by then.
+TEST_F(Drills, AFrozenAgentGoesOnByItself) {
+  start();
+  const pid_t pid = agent().pid();
+  Process command(drill({"freeze", "a", "--for", "3s", "--yes"}));
+  ASSERT_TRUE(command.wait_for_out("the coordinator sees that a is suspect")) << command.err();
+  command.kill();
+  EXPECT_TRUE(agent().wait_for_err("frozen_ms=3000 now=\"runs again\""));
+  EXPECT_EQ(agent().pid(), pid);
+  EXPECT_TRUE(agent().running());
+}
+
+TEST_F(Drills, AFrozenAgentThatIsBackHasRecovered) {
+  start();
+  const Finished done = run(drill({"freeze", "a", "--for", "3s", "--yes"}));
+  EXPECT_EQ(done.exit.code, 0) << done.out << done.err;
+  EXPECT_THAT(done.out,
+              AllOf(HasSubstr("the coordinator sees that a is "),
+                    HasSubstr("a is alive, with its copies: 1"), HasSubstr("lost: nothing")));
+}
+
 TEST_F(Drills, ALeaderThatIsKilledAndStartedAgainHasRecovered) {
   start();
   Process command(drill({"leader", "--yes"}));
@@ -84,7 +136,7 @@ TEST_F(Drills, ALeaderThatIsKilledAndStartedAgainHasRecovered) {
 TEST_F(Drills, WithoutAllowDrillsADaemonRefuses) {
   start({});
   for (const auto& arguments : std::vector<std::vector<std::string>>{
-           {"kill-agent", "a", "--yes"}, {"leader", "--yes"}, {"leader", "--dry-run"}}) {
+           {"kill-agent", "a", "--yes"}, {"freeze", "a", "--yes"}, {"leader", "--dry-run"}}) {
     const Finished done = run(drill(arguments));
     EXPECT_EQ(done.exit.code, 7) << done.err;
     EXPECT_THAT(done.err, HasSubstr("--allow-drills"));
@@ -98,7 +150,7 @@ TEST_F(Drills, NothingIsKilledUnconfirmedOrDry) {
   const auto worker = rank_on("a", 0, 1);
   ASSERT_EQ(sum_of(*worker).size(), 32u) << worker->err();
   for (const std::vector<std::string>& target : std::vector<std::vector<std::string>>{
-           {"kill-worker", "i/0"}, {"kill-agent", "a"}, {"leader"}}) {
+           {"kill-worker", "i/0"}, {"kill-agent", "a"}, {"freeze", "a"}, {"leader"}}) {
     const Finished asked = run(drill(target));
     EXPECT_EQ(asked.exit.code, 2) << asked.err;
     EXPECT_THAT(asked.err, HasSubstr("--yes"));
@@ -106,11 +158,12 @@ TEST_F(Drills, NothingIsKilledUnconfirmedOrDry) {
     arguments.emplace_back("--dry-run");
     const Finished dry = run(drill(arguments));
     EXPECT_EQ(dry.exit.code, 0) << dry.err;
-    EXPECT_THAT(dry.out, HasSubstr("would kill the "));
+    EXPECT_THAT(dry.out, AnyOf(HasSubstr("would kill the "), HasSubstr("would freeze the ")));
   }
   EXPECT_EQ(run(drill({"kill-worker", "i/1", "--yes"})).exit.code, 3);
   EXPECT_EQ(run(drill({"kill-agent", "z", "--yes"})).exit.code, 3);
   EXPECT_EQ(run(drill({"kill-worker", "i/x", "--yes"})).exit.code, 2);
+  EXPECT_EQ(run(drill({"freeze", "a", "--for", "61s", "--yes"})).exit.code, 2);
   EXPECT_TRUE(worker->running());
   EXPECT_TRUE(agent().running());
   EXPECT_TRUE(fleet_.coordinator().running());

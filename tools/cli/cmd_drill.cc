@@ -1,14 +1,22 @@
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -30,12 +38,19 @@ namespace {
 
 constexpr std::chrono::milliseconds kLook{100};
 constexpr std::uint32_t kEventWaitMs = 500;
+// For the first bytes of a pull.
+constexpr std::chrono::seconds kSourceDeadline{30};
 
 struct DrillArgs {
   std::string target;
   bool dry_run = false;
   bool yes = false;
   std::string timeout = "60s";
+  // Of `freeze`.
+  std::string how_long = "5s";
+  // Of `kill-source`.
+  std::string to = "/dev/shm";
+  std::string transport;
 };
 
 // The process that is to fail.
@@ -109,15 +124,15 @@ class Drill {
     victim_pid_ = found.pid();
     victim_ = fmt::format("{} (pid {})", victim.name, victim_pid_);
     if (args_.dry_run) {
-      print_result(settings_.json, {{"drill", kind_}, {"would_kill", victim_}},
-                   fmt::format("would kill {}\n", printable(victim_)));
+      print_result(settings_.json, {{"drill", kind_}, {"would", verb() + " " + victim_}},
+                   fmt::format("would {} {}\n", verb(), printable(victim_)));
       return false;
     }
     TRY_VOID(confirm());
     victim.request.set_dry_run(false);
     struck_ = steady_now();
     TRY_VOID(call(victim));
-    note(fmt::format("SIGKILL to {}", victim_));
+    note(fmt::format("{} {}", verb(), victim_));
     return true;
   }
 
@@ -130,14 +145,17 @@ class Drill {
     (void)flush_output();
   }
 
+  // The fleet cannot recover any more.
+  void give_up() { given_up_ = true; }
+
   // `look` notes what it sees, and returns true once the fleet has recovered. `pause`: between two
   // looks.
   template <typename Look>
   Result<int> follow(Look look, std::chrono::milliseconds pause, const std::string& advice) {
     bool recovered = false;
-    while (!recovered && steady_now() - struck_ < timeout_) {
+    while (!recovered && !given_up_ && steady_now() - struck_ < timeout_) {
       recovered = look();
-      if (!recovered) std::this_thread::sleep_for(pause);
+      if (!recovered && !given_up_) std::this_thread::sleep_for(pause);
     }
     const auto now = status();
     if (!now) return report(false, Json(nullptr), advice);
@@ -147,6 +165,8 @@ class Drill {
  private:
   Drill(const Settings& settings, const DrillArgs& args, std::string kind)
       : settings_(settings), args_(args), kind_(std::move(kind)) {}
+
+  std::string verb() const { return kind_ == "freeze" ? "freeze" : "kill"; }
 
   Result<proto::DrillResponse> call(const Victim& victim) const {
     TRY(const auto remote, Remote::create(settings_, victim.address));
@@ -158,10 +178,10 @@ class Drill {
   Result<void> confirm() const {
     if (args_.yes) return {};
     if (!terminal(STDIN_FILENO)) {
-      return fail(ErrorCode::kInvalid, "this kills {}: confirm with --yes, or look with --dry-run",
-                  victim_);
+      return fail(ErrorCode::kInvalid, "to {} {}, confirm with --yes; or look with --dry-run",
+                  verb(), victim_);
     }
-    fmt::print(stderr, "This kills {}. Go on? [y/N] ", printable(victim_));
+    fmt::print(stderr, "{} {}? [y/N] ", verb(), printable(victim_));
     std::string line;
     std::getline(std::cin, line);
     if (line == "y" || line == "yes") return {};
@@ -176,7 +196,7 @@ class Drill {
         steps.push_back({{"after_s", step.after_s}, {"what", step.what}});
       }
       print_json({{"drill", kind_},
-                  {"killed", victim_},
+                  {"victim", victim_},
                   {"steps", steps},
                   {"recovered", recovered},
                   {"lost", lost},
@@ -186,7 +206,7 @@ class Drill {
       for (const Json& name : lost) names += (names.empty() ? "" : ", ") + name.get<std::string>();
       print_line("lost: " + printable(names));
       print_line(recovered ? fmt::format("recovered in {:.2f} s", steps_.back().after_s)
-                           : fmt::format("not recovered within {}: {}", args_.timeout, advice));
+                           : fmt::format("not recovered: {}", advice));
     }
     if (!lost.empty()) return kExitFailed;
     return recovered ? kExitOk : kExitUnavailable;
@@ -201,6 +221,7 @@ class Drill {
   std::string victim_;
   std::uint32_t victim_pid_ = 0;
   TimePoint struck_{};
+  bool given_up_ = false;
   std::vector<Step> steps_;
   std::set<std::string> noted_;
 };
@@ -228,20 +249,197 @@ bool look_at_agent(Drill& drill, const proto::NodeStatus& before) {
   return true;
 }
 
+Result<proto::NodeStatus> living_agent(const Drill& drill, const std::string& name) {
+  const auto* found = find_node(drill.before(), name);
+  if (found != nullptr && found->state() != "dead") return *found;
+  return fail(ErrorCode::kNotFound, "no agent '{}' is alive; `rekindle status` lists them", name);
+}
+
 Result<int> kill_agent(const Settings& settings, const DrillArgs& args) {
   TRY(auto drill, Drill::begin(settings, args, "kill-agent"));
-  const auto* found = find_node(drill.before(), args.target);
-  if (found == nullptr || found->state() == "dead") {
-    return fail(ErrorCode::kNotFound, "no agent '{}' is alive; `rekindle status` lists them",
-                args.target);
-  }
-  const proto::NodeStatus node = *found;
+  TRY(const proto::NodeStatus node, living_agent(drill, args.target));
   Victim victim{node.node().control_endpoint(), "the agent " + args.target, {}};
   victim.request.mutable_kill_self();
   TRY(const bool struck, drill.strike(std::move(victim)));
   if (!struck) return kExitOk;
   return drill.follow([&] { return look_at_agent(drill, node); }, kLook,
                       "nobody has started the agent again; run it under systemd or Kubernetes");
+}
+
+// A pull of this command's own, in another process. It ends with this object, and its copy is
+// deleted.
+class OwnPull {
+ public:
+  static Result<std::unique_ptr<OwnPull>> start(const Settings& settings, const DrillArgs& args) {
+    std::string directory = args.to + "/rekindle-drill-XXXXXX";
+    if (::mkdtemp(directory.data()) == nullptr) return fail_errno(errno, "--to " + directory);
+    std::unique_ptr<OwnPull> pull(new OwnPull(directory));
+    std::vector<std::string> words = {
+        "rekindle",          "pull",    args.target,     "--to",
+        directory + "/copy", "--quiet", "--coordinator", settings.coordinator};
+    if (!settings.secret_file.empty()) {
+      words.insert(words.end(), {"--secret-file", settings.secret_file});
+    }
+    if (!args.transport.empty()) words.insert(words.end(), {"--transport", args.transport});
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    pull->pid_ = ::fork();
+    if (pull->pid_ < 0) return fail_errno(errno, "fork");
+    if (pull->pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      const int log = ::open((directory + "/log").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+      ::dup2(log, STDOUT_FILENO);
+      ::dup2(log, STDERR_FILENO);
+      ::execv("/proc/self/exe", argv.data());
+      ::_exit(kExitFailed);
+    }
+    return pull;
+  }
+  ~OwnPull() {
+    if (pid_ > 0 && !ended()) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
+  }
+  OwnPull(const OwnPull&) = delete;
+  OwnPull& operator=(const OwnPull&) = delete;
+
+  bool ended() {
+    if (!status_) {
+      int status = 0;
+      if (::waitpid(pid_, &status, WNOHANG) == pid_) status_ = status;
+    }
+    return status_.has_value();
+  }
+  // Of a pull that has ended.
+  bool succeeded() const { return WIFEXITED(*status_) && WEXITSTATUS(*status_) == 0; }
+  std::string log() const {
+    auto text = read_text_file(directory_ + "/log").value_or("");
+    while (text.ends_with('\n')) text.pop_back();
+    return text;
+  }
+  // As the coordinator knows it; nullptr: not yet, or not any more.
+  const proto::PullStatus* in(const proto::ClusterStatusResponse& status) const {
+    for (const auto& pull : status.pulls()) {
+      if (pull.puller().ends_with(fmt::format("-{}", pid_))) return &pull;
+    }
+    return nullptr;
+  }
+
+ private:
+  explicit OwnPull(std::string directory) : directory_(std::move(directory)) {}
+
+  const std::string directory_;
+  pid_t pid_ = -1;
+  std::optional<int> status_;
+};
+
+// The source with the most bytes of a pull so far; nullptr before the first report.
+const proto::SourceReport* busiest_source(const proto::PullStatus& pull) {
+  const proto::SourceReport* busiest = nullptr;
+  for (const auto& source : pull.sources()) {
+    if (source.lost() || source.bytes() == 0) continue;
+    if (busiest == nullptr || source.bytes() > busiest->bytes()) busiest = &source;
+  }
+  return busiest;
+}
+
+Result<proto::NodeStatus> wait_for_source(Drill& drill, OwnPull& pull, const std::string& name) {
+  const TimePoint give_up = steady_now() + kSourceDeadline;
+  while (steady_now() < give_up && !pull.ended()) {
+    TRY(const auto status, drill.status());
+    const auto* running = pull.in(status);
+    const auto* source = running != nullptr ? busiest_source(*running) : nullptr;
+    const auto* node = source != nullptr ? find_node(status, source->node_id()) : nullptr;
+    if (node != nullptr) return *node;
+    std::this_thread::sleep_for(kLook);
+  }
+  if (!pull.ended()) {
+    return fail(ErrorCode::kTimeout, "the pull of {} has got no byte from an agent for 30 s", name);
+  }
+  if (!pull.succeeded()) return fail(ErrorCode::kUnavailable, "the pull failed: {}", pull.log());
+  return fail(ErrorCode::kInvalid,
+              "the pull of {} was complete before one of its sources could be killed; choose a "
+              "larger version",
+              name);
+}
+
+bool look_at_pull(Drill& drill, OwnPull& pull) {
+  if (const auto status = drill.status()) {
+    if (const auto* running = pull.in(*status)) {
+      for (const auto& source : running->sources()) {
+        if (source.lost()) drill.note(fmt::format("the pull has lost {}", source.node_id()));
+      }
+    }
+  }
+  if (!pull.ended()) return false;
+  if (pull.succeeded()) {
+    drill.note("the pull is complete, and every byte verified");
+    return true;
+  }
+  drill.note(fmt::format("the pull failed: {}", pull.log()));
+  drill.give_up();
+  return false;
+}
+
+Result<int> kill_source(const Settings& settings, const DrillArgs& args) {
+  TRY(auto drill, Drill::begin(settings, args, "kill-source"));
+  if (args.dry_run) {
+    print_result(settings.json, {{"drill", "kill-source"}, {"would", "kill a source"}},
+                 fmt::format("would pull {} below {}, and kill the agent that serves most of it\n",
+                             printable(args.target), printable(args.to)));
+    return kExitOk;
+  }
+  if (!args.yes) {
+    return fail(ErrorCode::kInvalid, "the pull does not wait for an answer: confirm with --yes");
+  }
+  TRY(const auto pull, OwnPull::start(settings, args));
+  TRY(const auto node, wait_for_source(drill, *pull, args.target));
+  Victim victim{node.node().control_endpoint(),
+                fmt::format("the agent {}, a source of the pull", node.node().node_id()),
+                {}};
+  victim.request.mutable_kill_self();
+  TRY_VOID(drill.strike(std::move(victim)));
+  return drill.follow(
+      [&] { return look_at_pull(drill, *pull); }, kLook,
+      "the pull did not go on from other sources; does another host hold all of it?");
+}
+
+// Before `until` the agent may look alive, because nobody has missed it yet.
+bool look_at_frozen(Drill& drill, const proto::NodeStatus& before, TimePoint until) {
+  const auto status = drill.status();
+  if (!status) {
+    drill.note(fmt::format("the coordinator does not answer: {}", status.error().message()));
+    return false;
+  }
+  const std::string& name = before.node().node_id();
+  const auto* now = find_node(*status, name);
+  const std::string state = now == nullptr ? "dead" : now->state();
+  if (state != "alive") drill.note(fmt::format("the coordinator sees that {} is {}", name, state));
+  if (steady_now() < until || state != "alive") return false;
+  if (now->holdings_size() < before.holdings_size()) return false;
+  if (!lost_between(drill.before(), *status).empty()) return false;
+  drill.note(fmt::format("{} is alive, with its copies: {}", name, now->holdings_size()));
+  return true;
+}
+
+Result<int> freeze(const Settings& settings, const DrillArgs& args) {
+  TRY(auto drill, Drill::begin(settings, args, "freeze"));
+  TRY(const auto how_long, parse_duration("--for", args.how_long));
+  TRY(const proto::NodeStatus node, living_agent(drill, args.target));
+  Victim victim{node.node().control_endpoint(),
+                fmt::format("the agent {} for {}", args.target, args.how_long),
+                {}};
+  victim.request.mutable_freeze()->set_milliseconds(static_cast<std::uint32_t>(how_long.count()));
+  TRY(const bool struck, drill.strike(std::move(victim)));
+  if (!struck) return kExitOk;
+  // The agent freezes after its answer.
+  const TimePoint until = steady_now() + how_long;
+  return drill.follow([&] { return look_at_frozen(drill, node, until); }, kLook,
+                      "the agent has not come back; look at its log");
 }
 
 // The agents that were alive have to be registered with the new term.
@@ -406,13 +604,31 @@ Result<int> kill_worker(const Settings& settings, const DrillArgs& args) {
       "the instance is not ready; `rekindle run` starts a worker again when it dies");
 }
 
-void add_one(Command& drill, Session& session, const char* name, const char* about,
-             const char* target, const char* target_help,
+struct DrillText {
+  const char* name;
+  const char* about;
+  // nullptr: the drill has no target.
+  const char* target;
+  const char* target_help;
+};
+
+void add_one(Command& drill, Session& session, const DrillText& text,
              Result<int> (*body)(const Settings&, const DrillArgs&)) {
-  Command sub = drill.command(name, about);
+  Command sub = drill.command(text.name, text.about);
   auto args = std::make_shared<DrillArgs>();
-  if (target != nullptr) sub.option(target, args->target, target_help).required();
-  sub.flag("-n,--dry-run", args->dry_run, "Say what would be killed, and do nothing");
+  if (text.target != nullptr) sub.option(text.target, args->target, text.target_help).required();
+  if (body == freeze) {
+    sub.option("--for", args->how_long, "How long, at most 60s [5s]").type_name("TIME");
+  }
+  if (body == kill_source) {
+    sub.option("--to", args->to,
+               "A directory with room for the copy of the pull, which is deleted [/dev/shm]")
+        .type_name("DIR");
+    sub.option("--transport", args->transport, "As for `rekindle pull` [as there]")
+        .one_of({"tcp", "shm", "verbs"})
+        .type_name("NAME");
+  }
+  sub.flag("-n,--dry-run", args->dry_run, "Say what would be done, and do nothing");
   sub.flag("-y,--yes", args->yes, "Do not ask");
   sub.option("--timeout", args->timeout, "Time for the fleet to recover [60s]").type_name("TIME");
   sub.runs(session, "drill", [&session, args, body] { return body(session.settings, *args); });
@@ -426,14 +642,32 @@ void add_drill(Command& app, Session& session) {
       "Let a process of a live fleet fail, and report how the fleet recovers: what was seen when,\n"
       "and what was lost. Only daemons with --allow-drills take part.");
   sub.require_command();
-  add_one(sub, session, "kill-worker", "Kill a worker. Recovered: its instance is ready again",
-          "INSTANCE[/RANK]", "The worker; without RANK, rank 0", kill_worker);
-  add_one(sub, session, "kill-agent",
-          "Kill an agent. Recovered: a new process of it holds the same copies", "NODE",
-          "The agent's --node-id (see `rekindle status`)", kill_agent);
-  add_one(sub, session, "leader",
-          "Kill the coordinator that leads. Recovered: one leads, and all agents are back", nullptr,
-          nullptr, kill_leader);
+  constexpr const char* kNodeHelp = "The agent's --node-id (see `rekindle status`)";
+  add_one(sub, session,
+          {"kill-worker", "Kill a worker. Recovered: its instance is ready again",
+           "INSTANCE[/RANK]", "The worker; without RANK, rank 0"},
+          kill_worker);
+  add_one(sub, session,
+          {"kill-agent", "Kill an agent. Recovered: a new process of it holds the same copies",
+           "NODE", kNodeHelp},
+          kill_agent);
+  add_one(sub, session,
+          {"kill-source",
+           "Pull a version, and kill the agent that serves most of it. Recovered: the pull is\n"
+           "complete from other sources, and every byte verified",
+           "MODEL[@VERSION]", "A version that takes the pull seconds, and that two hosts hold"},
+          kill_source);
+  add_one(sub, session,
+          {"freeze",
+           "Stop an agent for a while, so that its links look cut. Recovered: it is alive again\n"
+           "and holds the same copies. It goes on by itself, even if this command dies.",
+           "NODE", kNodeHelp},
+          freeze);
+  add_one(
+      sub, session,
+      {"leader", "Kill the coordinator that leads. Recovered: one leads, and all agents are back",
+       nullptr, nullptr},
+      kill_leader);
 }
 
 }  // namespace rekindle::cli

@@ -286,8 +286,7 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
              "Address at which Prometheus scrapes GET /metrics, also of a coordinator that stands\n"
              "by; anyone who reaches it may read [none]")
       .type_name("HOST:PORT");
-  sub.flag("--allow-drills", args.allow_drills,
-           "Let `rekindle drill` kill this process, to practise its loss [off]");
+  sub.flag("--allow-drills", args.allow_drills, "Let `rekindle drill` kill this process [off]");
 }
 
 void add_agent_options(Command& sub, AgentArgs& args) {
@@ -378,7 +377,7 @@ void add_agent_options(Command& sub, AgentArgs& args) {
              "run on hardware yet [off]")
       .type_name("WHICH");
   sub.flag("--allow-drills", options.allow_drills,
-           "Let `rekindle drill` kill this process and its workers, to practise their loss [off]");
+           "Let `rekindle drill` kill or freeze this process and kill its workers [off]");
   add_fabric_options(sub, options.rdma.fabric);
 }
 

@@ -27,7 +27,7 @@ struct Setting {
 
 struct DaemonSettings {
   Settings shared;
-  // Only the options of the daemon that was read are meaningful.
+  // Of these two, the one of the other daemon has its defaults.
   agent::AgentOptions agent;
   coordinator::CoordinatorOptions coordinator;
   // In the order of the help.
@@ -44,7 +44,7 @@ DaemonSettings read_daemon_settings(const std::vector<std::string>& words, Envir
                                     Problems& problems);
 
 // For a daemon that was started with these words and runs with `running`. Reads the settings again
-// and logs each change. An error says what is wrong; then nothing has changed.
+// and logs each change. After an error nothing has changed.
 class Reloader {
  public:
   Reloader(std::vector<std::string> words, std::vector<Setting> running)
