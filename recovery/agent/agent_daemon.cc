@@ -20,6 +20,7 @@
 #include "recovery/agent/worker_host.h"
 #include "recovery/device/device_link.h"
 #include "recovery/rpc/address.h"
+#include "recovery/rpc/drills.h"
 #include "recovery/rpc/grants.h"
 #include "recovery/rpc/http_server.h"
 #include "recovery/rpc/methods.h"
@@ -106,7 +107,9 @@ proto::DeviceProcess to_proto(const device::LinkStatus& status) {
 class Daemon {
  public:
   Daemon(boost::asio::io_context& context, const AgentOptions& options)
-      : context_(context), options_(options), signals_(context, SIGTERM, SIGINT) {}
+      : context_(context), options_(options), signals_(context, SIGTERM, SIGINT) {
+    if (options.reread) hangups_.add(SIGHUP);
+  }
 
   Result<void> start();
   Task<void> wait_and_stop();
@@ -121,10 +124,12 @@ class Daemon {
   proto::AgentStatusResponse status() const;
   void read_metrics(metrics::Readings& readings) const;
   Task<void> tend_memory();
+  Task<void> reload_at_signal();
 
   boost::asio::io_context& context_;
   const AgentOptions& options_;
   boost::asio::signal_set signals_;
+  boost::asio::signal_set hangups_{context_};
   // nullptr: nobody asks for metrics.
   std::unique_ptr<metrics::Metrics> metrics_;
   std::unique_ptr<rpc::RpcMetrics> call_metrics_;
@@ -198,6 +203,7 @@ Result<void> Daemon::start() {
   TRY_VOID(listen_http());
   core_->health().start();
   tasks_.spawn("agent.memory", tend_memory());
+  if (options_.reread) tasks_.spawn("agent.reload", reload_at_signal());
   log::info("agent.ready", "node", core_->identity().node_id, "control", control_address_, "data",
             tcp_->endpoint(host_), "store", options_.store_directory.string());
   if (options_.on_ready) {
@@ -238,8 +244,7 @@ Result<void> Daemon::start_servers(const rpc::HostPort& listen) {
     servers.push_back(verbs_.get());
   }
   PeerSessions::Options peer_options;
-  peer_options.max_bytes_per_second = options_.max_bytes_per_second;
-  peer_options.max_pullers = options_.max_pullers;
+  peer_options.limits = {options_.max_bytes_per_second, options_.max_pullers};
   peer_options.advertised_host = [this] { return host_; };
   peer_options.require_verified = [this](std::shared_ptr<const store::StoredVersion> stored,
                                          std::chrono::milliseconds patience) {
@@ -349,6 +354,12 @@ void Daemon::install_status() {
   };
   rpc::handle<proto::AGENT_STATUS>(*server_, handler);
   rpc::handle<proto::AGENT_STATUS>(*local_server_, handler);
+  const auto kill_worker = [this](const std::string& instance, std::uint32_t rank,
+                                  bool dry_run) -> Result<std::uint32_t> {
+    if (workers_ == nullptr) return fail(ErrorCode::kUnavailable, "the agent is starting");
+    return workers_->kill(instance, rank, dry_run);
+  };
+  rpc::serve_drills(*server_, context_.get_executor(), {options_.allow_drills, kill_worker});
 }
 
 proto::AgentStatusResponse Daemon::status() const {
@@ -399,6 +410,26 @@ Task<void> Daemon::tend_memory() {
       continue;
     }
     co_await async::sleep_for(kTendInterval);
+  }
+}
+
+// Pullers that have a session keep its rate, and workers that load keep their time.
+Task<void> Daemon::reload_at_signal() {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  for (;;) {
+    boost::system::error_code error;
+    co_await hangups_.async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, error));
+    if (error) co_return;
+    auto reading = async::offload(core_->blocking_pool(), options_.reread);
+    const Result<AgentOptions> read = co_await std::move(reading);
+    if (!read) {
+      log::error("config.refused", "why", read.error(), "effect", "the settings stay as they are");
+      continue;
+    }
+    peers_->sessions().set_limits({read->max_bytes_per_second, read->max_pullers});
+    core_->health().set_scrub_interval(read->scrub);
+    workers_->set_load_timeout(read->load_timeout);
+    log::info("config.reloaded");
   }
 }
 

@@ -68,8 +68,14 @@ struct AgentOptions {
     std::string health;
     std::string metrics;
   };
+  // Commands may let this process or its workers fail on purpose.
+  bool allow_drills = false;
   // Called once when everything listens.
   std::function<void(const Listening&)> on_ready;
+  // Reads the options again. Called at SIGHUP, on another thread. The agent takes the values that
+  // can change while it runs: the limits of pullers, the interval of reading copies again, the time
+  // to load. Empty: SIGHUP ends the process.
+  std::function<Result<AgentOptions>()> reread;
 };
 
 // The `rekindle agent` daemon. Runs until SIGTERM or SIGINT, or until a fatal error. After a signal

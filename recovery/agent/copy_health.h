@@ -39,6 +39,8 @@ class CopyHealth {
   // From here on copies are looked at, verified and read again in the background.
   void start();
   async::Task<void> close(std::chrono::milliseconds deadline);
+  // As ScrubOptions::every.
+  void set_scrub_interval(std::chrono::milliseconds every) { scrubber_.set_interval(every); }
   void tell_events(OnEvent on_event) { on_event_ = std::move(on_event); }
 
   worker::CopyVerifier& verifier() { return verifier_; }

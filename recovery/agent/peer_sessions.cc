@@ -101,7 +101,7 @@ Result<const Served*> PeerSessions::admit(const rpc::Peer& peer,
     return fail(ErrorCode::kStale, "{} is being retired on {}: pull another version",
                 id.to_string(), self.node_id);
   }
-  if (sessions_.size() >= options_.max_pullers) {
+  if (sessions_.size() >= limits_.max_pullers) {
     return fail(ErrorCode::kUnavailable,
                 "{} serves {} pullers already: try another source, or again later", self.node_id,
                 sessions_.size());
@@ -122,7 +122,7 @@ Task<Result<proto::OpenSessionResponse>> PeerSessions::open(rpc::Peer peer,
   session.regions = served->regions;
   std::sort(session.regions.begin(), session.regions.end());
   session.max_bytes_per_second =
-      lower_rate(request.grant().max_bytes_per_second(), options_.max_bytes_per_second);
+      lower_rate(request.grant().max_bytes_per_second(), limits_.max_bytes_per_second);
 
   proto::OpenSessionResponse response;
   response.set_token(session.token.to_bytes());

@@ -36,10 +36,13 @@ class PeerSessions {
     std::vector<transport::Server*> servers;
     WorkerPool& blocking_pool;
   };
-  struct Options {
+  struct Limits {
     // For each puller. 0: only the cap of its grant.
     std::uint64_t max_bytes_per_second = 0;
     std::size_t max_pullers = 64;
+  };
+  struct Options {
+    Limits limits;
     // The host name in the endpoints of the transports.
     std::function<std::string()> advertised_host;
     // Instead of the TCP server's own endpoint; "" for its own.
@@ -66,6 +69,9 @@ class PeerSessions {
   void on_disconnect(const rpc::Peer& peer);
   // Waits for sessions that are ending. The transports' servers must live until then.
   async::Task<void> drain(std::chrono::milliseconds deadline);
+
+  // For sessions that open from here on.
+  void set_limits(const Limits& limits) { limits_ = limits; }
 
   std::size_t count() const { return sessions_.size(); }
   std::uint32_t count(const ModelVersion& id) const;
@@ -95,6 +101,7 @@ class PeerSessions {
 
   const Parts parts_;
   const Options options_;
+  Limits limits_ = options_.limits;
   std::map<SessionToken, Session> sessions_;
   // How many sessions wait for the end of their reads.
   int ending_ = 0;

@@ -10,8 +10,10 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
+#include <boost/asio/thread_pool.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "recovery/coordinator/committer.h"
 #include "recovery/coordinator/etcd/election.h"
 #include "recovery/coordinator/leader_term.h"
 #include "recovery/coordinator/state_directory.h"
@@ -35,8 +37,8 @@ Result<Timing> make_timing(const CoordinatorOptions& options) {
       timing.suspect_after < 2 * timing.heartbeat_interval ||
       timing.dead_after <= timing.suspect_after) {
     return fail(ErrorCode::kInvalid,
-                "heartbeat {} ms, suspect after {} ms, dead after {} ms: suspicion needs at least "
-                "two heartbeats and must come before death",
+                "--heartbeat {} ms, --suspect-after {} ms, --dead-after {} ms: suspicion needs at "
+                "least two heartbeats and must come before death",
                 options.heartbeat_interval.count(), options.suspect_after.count(),
                 options.dead_after.count());
   }
@@ -90,7 +92,31 @@ async::Task<Result<void>> lead_scraped(const TermOptions& options, Stop& told, S
   co_return outcome;
 }
 
+// Reads the options again at each SIGHUP. A term looks at `current` at each tick.
+async::Task<void> reload_at_signal(asio::signal_set& signals, asio::thread_pool& thread,
+                                   CoordinatorOptions& current) {
+  for (;;) {
+    const auto [error, number] = co_await signals.async_wait(asio::as_tuple(asio::use_awaitable));
+    if (error) co_return;
+    auto reading = run_blocking<CoordinatorOptions>(thread, current.reread);
+    auto read = co_await std::move(reading);
+    if (!read) {
+      log::error("config.refused", "why", read.error(), "effect", "the settings stay as they are");
+      continue;
+    }
+    current.max_pullers_per_source = read->max_pullers_per_source;
+    current.replicas = read->replicas;
+    current.recopy_bytes_per_second = read->recopy_bytes_per_second;
+    log::info("config.reloaded");
+  }
+}
+
 }  // namespace
+
+Result<void> check_timing(const CoordinatorOptions& options) {
+  TRY_VOID(make_timing(options));
+  return {};
+}
 
 Result<void> run_coordinator(const CoordinatorOptions& options) {
   TRY(const Timing timing, make_timing(options));
@@ -98,11 +124,18 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
   asio::io_context io(1);
   Scraped scraped;
   TRY_VOID(scraped.listen(io.get_executor(), options.metrics));
-  const TermOptions term{options, timing, secret, {}, scraped.counted()};
+  CoordinatorOptions current = options;
+  const TermOptions term{current, timing, secret, {}, scraped.counted()};
 
   asio::signal_set signals(io, SIGTERM, SIGINT);
   Stop told(io.get_executor());
   asio::co_spawn(io, stop_at_signal(signals, told), asio::detached);
+  asio::signal_set hangups(io);
+  asio::thread_pool rereading(1);
+  if (options.reread) {
+    hangups.add(SIGHUP);
+    asio::co_spawn(io, reload_at_signal(hangups, rereading, current), asio::detached);
+  }
   Result<void> outcome;
   std::exception_ptr failed;
   asio::co_spawn(io, lead_scraped(term, told, scraped),

@@ -40,9 +40,17 @@ struct CoordinatorOptions {
   std::uint64_t recopy_bytes_per_second = std::uint64_t{256} << 20;
   // "host:port" where Prometheus scrapes. "": nowhere. Coordinators that stand by answer, too.
   std::string metrics;
+  // Commands may kill this process on purpose.
+  bool allow_drills = false;
   // Called at the start of a term. `metrics`: the address in use.
   std::function<void(const std::string& address, const std::string& metrics)> on_ready;
+  // Reads the options again. Called at SIGHUP, on another thread. The coordinator takes the limits
+  // of pulls and copies from them. Empty: SIGHUP ends the process.
+  std::function<Result<CoordinatorOptions>()> reread;
 };
+
+// kInvalid: suspicion and death do not follow the heartbeat in this order.
+Result<void> check_timing(const CoordinatorOptions& options);
 
 // The `rekindle coordinator` daemon: runs until SIGTERM or SIGINT, or a fatal error.
 Result<void> run_coordinator(const CoordinatorOptions& options);

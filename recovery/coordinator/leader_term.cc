@@ -12,6 +12,7 @@
 #include "recovery/coordinator/joint_service.h"
 #include "recovery/coordinator/round_service.h"
 #include "recovery/coordinator/state_records.h"
+#include "recovery/rpc/drills.h"
 #include "recovery/rpc/grants.h"
 #include "src/async/task_group.h"
 #include "src/base/log.h"
@@ -45,9 +46,20 @@ struct Services {
   JointService joint;
 };
 
-async::Task<void> tick_forever(Core& core, Committer& committer, Services& services) {
+Limits limits_of(const CoordinatorOptions& options) {
+  Limits limits;
+  limits.max_pullers_per_source = options.max_pullers_per_source;
+  limits.replicas = options.replicas;
+  limits.recopy_bytes_per_second = options.recopy_bytes_per_second;
+  return limits;
+}
+
+// The options may change at any moment.
+async::Task<void> tick_forever(const CoordinatorOptions& options, Core& core, Committer& committer,
+                               Services& services) {
   for (;;) {
     co_await async::sleep_for(kTick);
+    core.set_limits(limits_of(options));
     core.tick(steady_now());
     committer.wake();
     services.wake_waiters();
@@ -78,20 +90,12 @@ class CountedTerm {
   std::shared_ptr<const metrics::Metrics::Read> readings_;
 };
 
-Limits limits_of(const CoordinatorOptions& options) {
-  Limits limits;
-  limits.max_pullers_per_source = options.max_pullers_per_source;
-  limits.replicas = options.replicas;
-  limits.recopy_bytes_per_second = options.recopy_bytes_per_second;
-  return limits;
-}
-
 // Serves calls; the epoch is durable.
 async::Task<Result<void>> serve_until(const TermOptions& options, Core& core, Committer& committer,
                                       Services& services, rpc::RpcServer& server,
                                       async::TaskGroup& tasks, Stop& stop) {
   CO_TRY(const std::string address, server.listen(options.options.listen));
-  tasks.spawn("coordinator.tick", tick_forever(core, committer, services));
+  tasks.spawn("coordinator.tick", tick_forever(options.options, core, committer, services));
   log::info("coordinator.ready", "address", address, "epoch", core.fleet().epoch(), "versions",
             core.fleet().catalog.all().size());
   if (options.options.on_ready) {
@@ -146,6 +150,7 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
                     {executor, core, options.may_answer}};
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
   services.attach(*server);
+  rpc::serve_drills(*server, executor, {options.options.allow_drills});
   const CountedTerm counted(begun ? options.metrics : nullptr, core, *server);
   if (begun) begun = co_await serve_until(options, core, committer, services, *server, tasks, stop);
   co_await server->close(kCloseDeadline);

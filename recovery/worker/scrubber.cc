@@ -42,12 +42,16 @@ Scrubber::Scrubber(boost::asio::any_io_executor executor, store::SegmentStore& s
       store_(store),
       verifier_(verifier),
       pool_(pool),
-      options_(options),
+      every_(options.every),
       share_(options.core_share),
+      changed_(executor_),
       tasks_(executor_) {}
 
-void Scrubber::start() {
-  if (options_.every.count() > 0) tasks_.spawn("copies.scrub", run());
+void Scrubber::start() { tasks_.spawn("copies.scrub", run()); }
+
+void Scrubber::set_interval(std::chrono::milliseconds every) {
+  every_ = every;
+  changed_.notify();
 }
 
 async::Task<bool> Scrubber::close(std::chrono::milliseconds deadline) {
@@ -56,8 +60,6 @@ async::Task<bool> Scrubber::close(std::chrono::milliseconds deadline) {
 
 async::Task<void> Scrubber::run() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  const auto look =
-      std::clamp<std::chrono::milliseconds>(options_.every / 10, kShortestLook, kLongestLook);
   while (true) {
     const bool cancelled = co_await async::is_cancelled();
     if (cancelled) co_return;
@@ -66,15 +68,18 @@ async::Task<void> Scrubber::run() {
       copy.reset();
       co_await scrub(due);
     } else {
-      co_await async::sleep_for(look);
+      const auto look =
+          std::clamp<std::chrono::milliseconds>(every_ / 10, kShortestLook, kLongestLook);
+      co_await changed_.wait_until(steady_now() + (every_.count() > 0 ? look : kLongestLook));
     }
   }
 }
 
 Scrubber::Copy Scrubber::most_due() const {
+  if (every_.count() == 0) return nullptr;
   const TimePoint now = steady_now();
   Copy due;
-  TimePoint oldest = now - options_.every;
+  TimePoint oldest = now - every_;
   for (const Copy& copy : store_.versions()) {
     const auto record = copy->verification->record();
     if (!record || record->read > oldest) continue;

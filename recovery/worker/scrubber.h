@@ -50,6 +50,8 @@ class Scrubber {
            CopyVerifier& verifier, WorkerPool& pool, ScrubOptions options);
 
   void start();
+  // As ScrubOptions::every, from the next look at the copies on.
+  void set_interval(std::chrono::milliseconds every);
   async::Task<bool> close(std::chrono::milliseconds deadline);
   const ScrubTotals& totals() const { return totals_; }
 
@@ -67,9 +69,11 @@ class Scrubber {
   store::SegmentStore& store_;
   CopyVerifier& verifier_;
   WorkerPool& pool_;
-  const ScrubOptions options_;
+  // ScrubOptions::every.
+  std::chrono::milliseconds every_;
   CoreShare share_;
   ScrubTotals totals_;
+  async::Notifier changed_;
   async::TaskGroup tasks_;
 };
 

@@ -1,9 +1,13 @@
 #include "recovery/worker/worker_connections.h"
 
+#include <cerrno>
+#include <csignal>
 #include <string>
 #include <utility>
 
 #include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/this_coro.hpp>
@@ -216,8 +220,18 @@ Client::Client(const boost::asio::any_io_executor& executor, ClientId id, ipc::C
     : id_(id),
       peer_(std::move(peer)),
       pid_(static_cast<std::uint32_t>(peer_.pid)),
+      pidfd_(peer_.pidfd ? ::fcntl(peer_.pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1),
       socket_(std::make_shared<ipc::FramedSocket>(executor, std::move(channel),
                                                   client_socket_options())) {}
+
+Result<void> Client::kill() const {
+  if (!pidfd_) {
+    return fail(ErrorCode::kUnavailable,
+                "process {} cannot be killed safely: there is no pidfd of it", pid_);
+  }
+  if (::syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0) == 0) return {};
+  return fail_errno(errno, fmt::format("kill process {}", pid_));
+}
 
 async::Task<Error> Client::run(OnFrame on_frame) {
   const auto self = shared_from_this();

@@ -19,6 +19,7 @@
 #include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/base/ids.h"
+#include "src/base/unique_fd.h"
 #include "src/ipc/framed_socket.h"
 #include "src/ipc/life.h"
 #include "src/ipc/unix_socket.h"
@@ -52,6 +53,9 @@ class Client : public std::enable_shared_from_this<Client> {
   ipc::Peer& peer() { return peer_; }
   bool closed() const { return socket_->closed(); }
 
+  // SIGKILL, to exactly that process. kUnavailable: this kernel has no pidfds.
+  Result<void> kill() const;
+
   // The worker's hello was accepted.
   bool greeted = false;
   // Equal for all connections of one process, and for no two processes. Set by the hello.
@@ -61,6 +65,8 @@ class Client : public std::enable_shared_from_this<Client> {
   const ClientId id_;
   ipc::Peer peer_;
   const std::uint32_t pid_;
+  // The watch of the worker's life takes the one of `peer_`.
+  const UniqueFd pidfd_;
   const std::shared_ptr<ipc::FramedSocket> socket_;
 };
 

@@ -82,6 +82,12 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
 
   const ReadyBoard& board() const { return instances_.board(); }
   void add_status(proto::AgentStatusResponse& status) const { sessions_.add_status(status); }
+  // WorkerSessions::kill().
+  Result<std::uint32_t> kill(const std::string& instance, std::uint32_t rank, bool dry_run) const {
+    return sessions_.kill(instance, rank, dry_run);
+  }
+  // SessionTimes::load of sessions that begin from here on.
+  void set_load_timeout(std::chrono::milliseconds load) { sessions_.set_load_timeout(load); }
   // Adds an event that belongs to no session.
   void note(Event event) { events_.add(std::move(event)); }
   // The events after `request.after`. Waits for one if there is none yet.

@@ -462,6 +462,18 @@ void WorkerSessions::left_direct(SessionId id, bool all, const std::string& why)
   proceed_loaded(session);
 }
 
+Result<std::uint32_t> WorkerSessions::kill(const std::string& instance, std::uint32_t rank,
+                                           bool dry_run) const {
+  for (const auto& [id, session] : sessions_) {
+    if (session->instance != instance || session->rank() != rank) continue;
+    if (!dry_run) TRY_VOID(session->client->kill());
+    return session->client->pid();
+  }
+  return fail(ErrorCode::kNotFound,
+              "rank {} of instance '{}' has no worker on this host; `rekindle status` lists them",
+              rank, instance);
+}
+
 void WorkerSessions::add_status(proto::AgentStatusResponse& status) const {
   const auto now = steady_now();
   for (const auto& [name, entry] : parts_.instances.all()) {

@@ -27,6 +27,12 @@ class WorkerSessions final : public RankEffects,
   WorkerSessions(SessionServing::Parts parts, VersionWatch& watch, async::TaskGroup& tasks,
                  boost::asio::any_io_executor executor, Options options);
 
+  // Kills the worker of this rank and returns its pid; with `dry_run` it only finds it. kNotFound:
+  // the rank has no session.
+  Result<std::uint32_t> kill(const std::string& instance, std::uint32_t rank, bool dry_run) const;
+  // SessionTimes::load of sessions that begin from here on.
+  void set_load_timeout(std::chrono::milliseconds load) { options_.times.load = load; }
+
   // --- calls of workers
   // `id`: of the new session, never used before.
   Result<void> attach(const ClientPtr& client, const proto::WorkerFrame& frame, SessionId id);
@@ -80,7 +86,7 @@ class WorkerSessions final : public RankEffects,
   const SessionServing::Parts parts_;
   VersionWatch& watch_;
   async::TaskGroup& tasks_;
-  const Options options_;
+  Options options_;
   SessionServing serving_;
   std::map<SessionId, SessionPtr> sessions_;  // that have not ended
 };

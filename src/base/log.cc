@@ -75,6 +75,8 @@ void init(Level level, Format format) {
   if (format == Format::kJson) logger().set_pattern("%v");
 }
 
+void set_level(Level level) { logger().set_level(to_spdlog(level)); }
+
 bool enabled(Level level) { return logger().should_log(to_spdlog(level)); }
 
 void write(Level level, std::string_view event,

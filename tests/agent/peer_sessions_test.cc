@@ -34,7 +34,7 @@ class PeerSessionsTest : public store::StoreTest {
     StoreTest::SetUp();
     served_.add(source_);
     grants_.observe(self_.incarnation, kIssuerMs, steady_now());
-    options_.max_pullers = 2;
+    options_.limits.max_pullers = 2;
     options_.advertised_host = [] { return std::string("host"); };
     sessions_.emplace(
         loop_.executor(),
@@ -111,6 +111,16 @@ TEST_F(PeerSessionsTest, MorePullersThanAllowedAreSentElsewhere) {
   ASSERT_TRUE(open(request()));
   ASSERT_TRUE(open(request()));
   EXPECT_EQ(open(request()).error().code(), ErrorCode::kUnavailable);
+}
+
+TEST_F(PeerSessionsTest, NewLimitsApplyToTheNextPuller) {
+  ASSERT_TRUE(open(request()));
+  sessions_->set_limits({.max_bytes_per_second = 7, .max_pullers = 1});
+  EXPECT_EQ(open(request()).error().code(), ErrorCode::kUnavailable);
+  sessions_->set_limits({.max_bytes_per_second = 7, .max_pullers = 2});
+  const auto response = loop_.run(sessions_->open(peer_, request()));
+  ASSERT_TRUE(response) << response.error().message();
+  EXPECT_EQ(response->max_bytes_per_second(), 7u);
 }
 
 TEST_F(PeerSessionsTest, ATransportThatIsNotServedOpensNothing) {

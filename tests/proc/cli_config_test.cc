@@ -1,3 +1,6 @@
+#include <csignal>
+#include <map>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +12,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class CliConfig : public ::testing::Test {
  protected:
@@ -83,6 +87,144 @@ TEST_F(CliConfig, WhatIsUnknownOrWrongIsRefused) {
   const Finished absent = rekindle({"agent", "--config", dir_ / "absent"});
   EXPECT_EQ(absent.exit.code, 3);
   EXPECT_THAT(absent.err, HasSubstr((dir_ / "absent").string()));
+}
+
+TEST_F(CliConfig, AVariableOfADaemonIsBeforeTheFile) {
+  const std::string file = config("[coordinator]\nlisten = \"127.0.0.1:0\"\nstate = \"" +
+                                  (dir_ / "file").string() + "\"\n");
+  Spawn spawn = rekindle_spawn({"coordinator", "--config", file});
+  spawn.env = {{"REKINDLE_COORDINATOR_STATE", dir_ / "env"},
+               {"REKINDLE_COORDINATOR_FROB", "1"},
+               {"REKINDLE_COORDINATOR_PORT_7300_TCP", "tcp://10.0.0.1:7300"},
+               {"REKINDLE_AGENT_MAX_RATE", "of the other daemon"}};
+  Process coordinator(std::move(spawn));
+  ASSERT_FALSE(coordinator.value_after("coordinator listening on ").empty()) << coordinator.err();
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "env"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "file"));
+  EXPECT_THAT(coordinator.err(),
+              HasSubstr("config.unknown_variable variable=REKINDLE_COORDINATOR_FROB"));
+  EXPECT_THAT(coordinator.err(), Not(HasSubstr("7300_TCP"))) << "Kubernetes sets it";
+}
+
+TEST_F(CliConfig, AWrongVariableIsNamed) {
+  Spawn spawn = rekindle_spawn({"agent", "--store", dir_ / "store"});
+  spawn.env = {{"REKINDLE_AGENT_MAX_RATE", "fast"}};
+  const Finished done = run(std::move(spawn));
+  EXPECT_EQ(done.exit.code, 2);
+  EXPECT_THAT(done.err, HasSubstr("REKINDLE_AGENT_MAX_RATE: --max-rate: 'fast'"));
+}
+
+TEST_F(CliConfig, CheckPrintsEachProblemWithItsLine) {
+  const std::string file =
+      config("log-level = \"loud\"\nsecret-file = \"" + (dir_ / "none").string() +
+             "\"\n[coordinator]\nlisten = \"7300\"\nstate = \"/s\"\netcd = \"http://e:1\"\n"
+             "dead-after = \"1ms\"\n[agent]\nfrob = 1\n\nmax-rate = \"fast\"\ntopology = \"" +
+             (dir_ / "topology").string() + "\"\n");
+  const Finished done = rekindle({"config", "check", file});
+  EXPECT_EQ(done.exit.code, 1) << done.err;
+  for (const char* says :
+       {":1: ", ":2: --secret-file", ":4: --listen: '7300'", ":5: --state and --etcd",
+        ":7: --heartbeat 250 ms", ":9: unknown setting 'agent.frob'", ":11: --max-rate: 'fast'",
+        ":12: --topology"}) {
+    EXPECT_THAT(done.out, HasSubstr(says));
+  }
+  EXPECT_EQ(std::ranges::count(done.out, '\n'), 8) << done.out;
+  const Finished one = rekindle({"config", "check", file, "--daemon", "agent", "--json"});
+  EXPECT_EQ(one.exit.code, 1);
+  EXPECT_EQ(json_of(one)["problems"].size(), 5u) << one.out;
+  EXPECT_FALSE(std::filesystem::exists("/s"));
+}
+
+TEST_F(CliConfig, CheckAcceptsWhatTheDaemonsAccept) {
+  const std::string file = config("[agent]\nmax-rate = \"1GB\"\n[coordinator]\nreplicas = 2\n");
+  EXPECT_EQ(rekindle({"config", "check", file}).exit.code, 0);
+  EXPECT_EQ(rekindle({"config", "check"}).exit.code, 2);
+  EXPECT_EQ(rekindle({"config", "check", dir_ / "absent"}).exit.code, 1);
+}
+
+TEST_F(CliConfig, ShowNamesTheOriginOfEachSetting) {
+  const std::string file = config("[agent]\n\nmax-rate = \"1GB\"\nmax-pullers = 3\n");
+  Spawn spawn = rekindle_spawn({"config", "show", "agent", file, "--json"});
+  spawn.env = {{"REKINDLE_AGENT_MAX_PULLERS", "7"}};
+  const Finished done = run(std::move(spawn));
+  ASSERT_EQ(done.exit.code, 0) << done.err;
+  std::map<std::string, Json> shown;
+  const Json json = json_of(done);
+  for (const Json& setting : json["settings"]) shown[setting["setting"]] = setting;
+  EXPECT_EQ(shown["max-rate"]["origin"], file + ":3");
+  EXPECT_EQ(shown["max-rate"]["value"], "1GB");
+  EXPECT_EQ(shown["max-pullers"]["origin"], "REKINDLE_AGENT_MAX_PULLERS");
+  EXPECT_EQ(shown["max-pullers"]["value"], "7");
+  EXPECT_EQ(shown["scrub"]["origin"], "default");
+  EXPECT_EQ(shown["scrub"]["value"], "24h");
+}
+
+class Reload : public CliConfig {
+ protected:
+  // Starts a coordinator, and sends it SIGHUP after the file has changed.
+  void start(const std::string& settings) {
+    write(settings);
+    coordinator_ = std::make_unique<Daemon>(
+        "coordinator", std::vector<std::string>{"--config", dir_ / "rekindle.toml", "--listen",
+                                                "127.0.0.1:0", "--state", dir_ / "state"});
+  }
+  void write(const std::string& settings) { config("[coordinator]\n" + settings); }
+  bool says_after_hangup(const std::string& text) {
+    coordinator_->process().signal(SIGHUP);
+    return coordinator_->process().wait_for_err(text);
+  }
+  Json version() {
+    const Json json =
+        json_of(rekindle({"status", "--json", "--coordinator", coordinator_->address()}));
+    return json["versions"][0];
+  }
+  std::unique_ptr<Daemon> coordinator_;
+};
+
+TEST_F(Reload, ACoordinatorTakesNewLimits) {
+  start("replicas = 0\n");
+  const auto agent = start_agent("a", dir_ / "a", coordinator_->address());
+  write_safetensors(dir_ / "in/model.safetensors", {{"w", DType::kBF16, {8, 8}}}, 3);
+  ASSERT_EQ(rekindle({"publish", "m@1", dir_ / "in", "--store", dir_ / "a"}).exit.code, 0);
+  ASSERT_TRUE(eventually([&] { return version()["replicas"] == 0; })) << version();
+  write("replicas = 3\n");
+  ASSERT_TRUE(says_after_hangup("config.reloaded"));
+  EXPECT_TRUE(eventually([&] { return version()["replicas"] == 3; })) << version();
+  EXPECT_THAT(coordinator_->process().err(),
+              HasSubstr("config.changed setting=replicas value=3 before=0"));
+}
+
+TEST_F(Reload, AWrongFileChangesNothing) {
+  start("replicas = 0\n");
+  write("replicas = 3\nfrob = 1\n");
+  ASSERT_TRUE(says_after_hangup("config.refused"));
+  EXPECT_THAT(coordinator_->process().err(),
+              AllOf(HasSubstr("rekindle.toml:3: unknown setting 'coordinator.frob'"),
+                    Not(HasSubstr("config.changed"))));
+  write("replicas = 3\n");
+  EXPECT_TRUE(says_after_hangup("config.changed setting=replicas value=3 before=0"));
+}
+
+TEST_F(Reload, TheCommandLineStillWins) {
+  start("heartbeat = \"250ms\"\n");
+  write("heartbeat = \"300ms\"\nlisten = \"127.0.0.1:1\"\n");
+  ASSERT_TRUE(says_after_hangup("config.reloaded"));
+  EXPECT_THAT(coordinator_->process().err(),
+              AllOf(HasSubstr("config.needs_restart setting=heartbeat value=300ms running=250ms"),
+                    Not(HasSubstr("setting=listen"))));
+}
+
+// At `warn` the last line of a reload would not appear.
+TEST_F(Reload, AnAgentTakesANewLogLevel) {
+  const std::string file = config("log-level = \"warn\"\n");
+  Spawn spawn = rekindle_spawn(
+      {"agent", "--config", file, "--listen", "127.0.0.1:0", "--store", dir_ / "store"});
+  Process agent(std::move(spawn));
+  ASSERT_FALSE(agent.value_after("agent listening on ").empty()) << agent.err();
+  config("log-level = \"info\"\n[agent]\nmax-pullers = 5\nscrub = \"off\"\n");
+  agent.signal(SIGHUP);
+  EXPECT_TRUE(agent.wait_for_err("config.reloaded")) << agent.err();
+  EXPECT_TRUE(agent.running());
 }
 
 }  // namespace

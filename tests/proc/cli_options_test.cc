@@ -48,6 +48,11 @@ const std::vector<std::vector<std::string>> kCommands = {{"coordinator"},
                                                          {"topo"},
                                                          {"doctor"},
                                                          {"drain"},
+                                                         {"drill", "kill-worker"},
+                                                         {"drill", "kill-agent"},
+                                                         {"drill", "kill-source"},
+                                                         {"drill", "freeze"},
+                                                         {"drill", "leader"},
                                                          {"run"},
                                                          {"wait-ready"},
                                                          {"events"},
@@ -56,6 +61,8 @@ const std::vector<std::vector<std::string>> kCommands = {{"coordinator"},
                                                          {"version"},
                                                          {"completion", "bash"},
                                                          {"config", "example"},
+                                                         {"config", "check"},
+                                                         {"config", "show"},
                                                          {"update"}};
 
 std::string help_of(std::vector<std::string> command) {
@@ -86,6 +93,11 @@ TEST(CliOptions, TheExampleOfAConfigurationFileExplainsEveryKeyAndSetsNone) {
     for (const std::string& option : options_in(help_of({daemon}))) {
       if (option == "--config" || option == "--help" || option == "--version") continue;
       EXPECT_THAT(example, HasSubstr("\n#" + option.substr(2) + " = ")) << daemon;
+      std::string variable = "REKINDLE_" + std::string(daemon) + "_" + option.substr(2);
+      for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+      if (!options_in(help_of({"version"})).contains(option)) {
+        EXPECT_THAT(example, HasSubstr("# Environment: " + variable + "."));
+      }
     }
   }
   for (const std::string& line : lines_of(example)) {
@@ -95,6 +107,37 @@ TEST(CliOptions, TheExampleOfAConfigurationFileExplainsEveryKeyAndSetsNone) {
   write_file(dir / "rekindle.toml", example);
   const Daemon started("coordinator", {"--config", dir / "rekindle.toml", "--listen", "127.0.0.1:0",
                                        "--state", dir / "state"});
+}
+
+// The page of the configuration: `--name` for each setting of the section, and the list of those
+// that SIGHUP applies.
+TEST(CliOptions, TheReferenceHasEachSettingOfTheDaemons) {
+  const std::string page = read_file(CONFIG_PAGE);
+  const auto section = [&](const std::string& title) {
+    const auto begin = page.find("\n## " + title);
+    return begin == std::string::npos ? ""
+                                      : page.substr(begin, page.find("\n## ", begin + 1) - begin);
+  };
+  const std::string reload = section("SIGHUP");
+  std::size_t settings = 0;
+  for (const std::string daemon : {"agent", "coordinator"}) {
+    const Json shown = json_of(rekindle({"config", "show", daemon, "--json"}));
+    const std::string own =
+        section((daemon == "agent" ? "Settings of an " : "Settings of a ") + daemon);
+    for (const Json& setting : shown["settings"]) {
+      const std::string name = "`--" + setting["setting"].get<std::string>();
+      const std::string places = section("Environment") + own;
+      EXPECT_TRUE(places.find(name + "`") != std::string::npos ||
+                  places.find(name + " ") != std::string::npos)
+          << daemon << " " << name;
+      EXPECT_EQ(reload.find(name + "` |") != std::string::npos ||
+                    reload.find(name + "` of the " + daemon) != std::string::npos,
+                setting["reload"].get<bool>())
+          << daemon << " " << name;
+      ++settings;
+    }
+  }
+  EXPECT_GT(settings, 40u);
 }
 
 TEST(CliOptions, TheHelpOfEachCommandIsComplete) {

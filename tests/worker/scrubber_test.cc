@@ -69,6 +69,15 @@ class ScrubberTest : public ::testing::Test {
 
 constexpr ScrubOptions kAtOnce{.every = std::chrono::milliseconds(1), .core_share = 1};
 
+TEST_F(ScrubberTest, ANewIntervalAppliesAtOnce) {
+  const TimePoint first = read(1);
+  scrub({.every = std::chrono::milliseconds(0), .core_share = 1});
+  context_.run_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(read(1), first);
+  scrubber_->set_interval(std::chrono::milliseconds(1));
+  EXPECT_TRUE(run_until([&] { return read(1) > first; }));
+}
+
 TEST_F(ScrubberTest, EachCopyIsReadAgainAndAgain) {
   const TimePoint first = read(1);
   const TimePoint second = read(2);

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "src/base/result.h"
 
@@ -39,12 +42,23 @@ struct Settings {
   bool quiet = false;
 };
 
+// What a daemon logs.
+inline std::string daemon_log_level(const Settings& settings) {
+  return settings.log_level.empty() ? "info" : settings.log_level;
+}
+
+struct DaemonSettings;
+
 struct Session {
   Settings settings;
+  // The command line without the name of the program.
+  std::vector<std::string> words;
   // The command that was chosen: "pull".
   std::string command;
   // It logs at info and reads --config.
   bool daemon = false;
+  // Of a daemon, when it runs.
+  std::shared_ptr<const DaemonSettings> daemon_settings;
   // The signal that ended the command, or 0.
   int interrupted_by = 0;
   // Runs the command and returns the exit code.
@@ -74,6 +88,7 @@ void add_inspect(Command& app, Session& session);
 void add_verify(Command& app, Session& session);
 void add_retire(Command& app, Session& session);
 void add_drain(Command& app, Session& session);
+void add_drill(Command& app, Session& session);
 void add_update(Command& app, Session& session);
 void add_bench(Command& app, Session& session);
 void add_topo(Command& app, Session& session);

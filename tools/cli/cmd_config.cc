@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <memory>
 #include <string>
 
 #include <fmt/format.h>
@@ -6,6 +8,7 @@
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/command_texts.h"
+#include "tools/cli/daemon_settings.h"
 #include "tools/cli/output.h"
 
 namespace rekindle::cli {
@@ -24,8 +27,9 @@ std::string value_of(const OptionText& option) {
   return fmt::format("\"{}\"", fmt::join(option.values, "|"));
 }
 
-// The help of each setting as a comment, and below it the key.
-std::string settings_of(const CommandText& command) {
+// The help of each setting as a comment, and below it the key. `section`: "" for those of every
+// command.
+std::string settings_of(const CommandText& command, const std::string& section) {
   std::string text;
   for (const OptionText& option : command.options) {
     const std::string key = option.names.front().substr(2);
@@ -35,28 +39,127 @@ std::string settings_of(const CommandText& command) {
       text += c;
       if (c == '\n') text += "# ";
     }
+    text += fmt::format("\n# Environment: {}.{}", option.environment,
+                        applies_at_reload(section, key) ? " Applies at SIGHUP." : "");
     text += fmt::format("\n#{} = {}\n", key, value_of(option));
   }
   return text;
 }
 
-}  // namespace
+struct FileArgs {
+  std::string file;
+  std::string daemon;
 
-void add_config(Command& app, Session& session) {
-  Command sub = app.command("config", "Help with the configuration file of the daemons");
-  sub.require_command();
-  Command example = sub.command(
+  std::vector<std::string> daemons() const {
+    if (daemon.empty()) return {"coordinator", "agent"};
+    return {daemon};
+  }
+  std::vector<std::string> words(const std::string& name) const {
+    std::vector<std::string> line = {name};
+    if (!file.empty()) line.insert(line.end(), {"--config", file});
+    return line;
+  }
+};
+
+// A file that both daemons read is wrong once, not twice.
+std::vector<std::string> problems_of(const FileArgs& args) {
+  std::vector<std::string> lines;
+  for (const std::string& daemon : args.daemons()) {
+    Problems problems;
+    (void)read_daemon_settings(args.words(daemon), Environment::kIgnored, problems);
+    for (const Problem& problem : problems.all()) {
+      const std::string line = problem.in_line().message();
+      if (std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
+    }
+  }
+  return lines;
+}
+
+Result<int> check(const Settings& settings, const FileArgs& args) {
+  const auto problems = problems_of(args);
+  if (settings.json) {
+    print_json({{"file", args.file}, {"problems", problems}});
+  } else if (problems.empty()) {
+    print_line(
+        fmt::format("{} is right for: {}", printable(args.file), fmt::join(args.daemons(), ", ")));
+  } else {
+    for (const std::string& line : problems) print_line(printable(line));
+  }
+  return problems.empty() ? kExitOk : kExitFailed;
+}
+
+Result<int> show(const Settings& settings, const FileArgs& args) {
+  Problems problems;
+  FileArgs given = args;
+  if (given.file.empty()) given.file = settings.config;
+  const DaemonSettings read =
+      read_daemon_settings(given.words(args.daemon), Environment::kApplies, problems);
+  TRY_VOID(problems.none());
+  Json json = Json::array();
+  std::vector<std::vector<std::string>> rows;
+  for (const Setting& setting : read.all) {
+    const bool reload = applies_at_reload(setting.section, setting.name);
+    json.push_back({{"setting", setting.name},
+                    {"value", setting.value},
+                    {"origin", setting.origin},
+                    {"reload", reload}});
+    rows.push_back({setting.name, setting.value, setting.origin, reload ? "SIGHUP" : "restart"});
+  }
+  print_result(settings.json, {{"daemon", args.daemon}, {"settings", json}},
+               table({{"SETTING"}, {"VALUE"}, {"ORIGIN"}, {"CHANGES AT"}}, rows));
+  return kExitOk;
+}
+
+void add_example(Command& config, Command app, Session& session) {
+  Command sub = config.command(
       "example", "Print a file with every key explained, and none set: a start for your own");
-  example.runs(session, "config", [app]() -> Result<int> {
+  sub.runs(session, "config", [app]() -> Result<int> {
     const CommandText root = describe(app);
-    std::string text = kHead + settings_of(root);
+    std::string text = kHead + settings_of(root, "");
     for (const CommandText& command : root.commands) {
       if (!is_daemon(command.name)) continue;
-      text += fmt::format("\n[{}]\n{}", command.name, settings_of(command));
+      text += fmt::format("\n[{}]\n{}", command.name, settings_of(command, command.name));
     }
     print(text);
     return kExitOk;
   });
+}
+
+void add_check(Command& config, Session& session) {
+  Command sub = config.command(
+      "check",
+      "Check a file as the daemons would, and start none: each unknown key, wrong value,\n"
+      "contradiction, and file that is missing, in one line. Exit code 1 if anything is wrong.\n"
+      "The environment is ignored.");
+  auto args = std::make_shared<FileArgs>();
+  sub.option("FILE", args->file, "The TOML file").required();
+  sub.option("--daemon", args->daemon, "Check it for this daemon only [both]")
+      .one_of({"agent", "coordinator"})
+      .type_name("NAME");
+  sub.runs(session, "config", [&session, args] { return check(session.settings, *args); });
+}
+
+void add_show(Command& config, Session& session) {
+  Command sub = config.command(
+      "show",
+      "Show the settings that a daemon gets here from the environment and a file, and where each\n"
+      "comes from. CHANGES AT tells whether SIGHUP applies a new value.");
+  auto args = std::make_shared<FileArgs>();
+  sub.option("DAEMON", args->daemon, "agent or coordinator")
+      .required()
+      .one_of({"agent", "coordinator"});
+  sub.option("FILE", args->file, "The TOML file [--config]");
+  sub.runs(session, "config", [&session, args] { return show(session.settings, *args); });
+}
+
+}  // namespace
+
+void add_config(Command& app, Session& session) {
+  Command sub = app.command("config", "Help with the configuration of the daemons");
+  sub.require_command();
+  add_check(sub, session);
+  add_show(sub, session);
+  add_example(sub, app, session);
 }
 
 }  // namespace rekindle::cli

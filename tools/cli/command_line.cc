@@ -8,7 +8,6 @@
 #include <CLI/CLI.hpp>
 
 #include "tools/cli/cli_session.h"
-#include "tools/cli/output.h"
 #include "transport/verbs/host/hca_filter.h"
 
 namespace rekindle::cli {
@@ -16,49 +15,15 @@ namespace {
 
 constexpr std::array<std::string_view, 2> kDaemons = {"agent", "coordinator"};
 
-bool known_to_a_daemon(CLI::App& app, const std::string& option) {
-  for (const std::string_view name : kDaemons) {
-    if (app.get_subcommand(std::string(name))->get_option_no_throw(option) != nullptr) return true;
-  }
-  return false;
-}
-
-Result<void> apply_item(CLI::App& app, CLI::App& chosen, const CLI::ConfigItem& item) {
-  // A section begins or ends.
-  if (item.name == "++" || item.name == "--") return {};
-  if (item.parents.size() > 1) {
-    return fail(ErrorCode::kInvalid, "section [{}.…] is nested; use [agent] and [coordinator]",
-                printable(item.parents.front()));
-  }
-  const std::string section = item.parents.empty() ? "" : item.parents.front();
-  bool ours = section.empty() || section == chosen.get_name();
-  if (!ours && !is_daemon(section)) {
-    return fail(ErrorCode::kInvalid, "unknown section [{}]; use [agent] and [coordinator]",
-                printable(section));
-  }
-  const std::string flag = "--" + item.name;
-  CLI::App& owner = ours ? chosen : *app.get_subcommand(section);
-  CLI::Option* option = owner.get_option_no_throw(flag);
-  if (option == nullptr) option = app.get_option_no_throw(flag);
-  if (option == nullptr && section.empty() && known_to_a_daemon(app, flag)) return {};
-  if (option == nullptr || !is_setting(item.name)) {
-    return fail(ErrorCode::kInvalid, "unknown setting '{}'; `rekindle {} --help` lists them",
-                printable(item.fullname()), chosen.get_name());
-  }
-  if (!ours || option->count() > 0) return {};
-  const bool is_flag = option->get_expected_max() == 0;
-  if (is_flag && item.inputs != std::vector<std::string>{"true"}) {
-    if (item.inputs == std::vector<std::string>{"false"}) return {};
-    return fail(ErrorCode::kInvalid, "'{}' is true or false", printable(item.fullname()));
-  }
-  try {
-    for (const std::string& input : item.inputs) option->add_result(input);
-    option->run_callback();
-  } catch (const CLI::Error& error) {
-    return fail(ErrorCode::kInvalid, "setting '{}': {}", printable(item.fullname()), error.what());
-  }
-  return {};
-}
+// The settings that a daemon takes at SIGHUP.
+constexpr std::string_view kReloaded[] = {"log-level",
+                                          "agent.max-rate",
+                                          "agent.max-pullers",
+                                          "agent.scrub",
+                                          "agent.load-timeout",
+                                          "coordinator.max-pullers",
+                                          "coordinator.replicas",
+                                          "coordinator.recopy-rate"};
 
 }  // namespace
 
@@ -192,21 +157,52 @@ bool is_setting(std::string_view option) {
   return option != "config" && option != "help" && option != "version";
 }
 
-Result<void> apply_config_file(CLI::App& app, CLI::App& chosen, const std::string& path) {
-  std::vector<CLI::ConfigItem> items;
-  try {
-    items = CLI::ConfigTOML().from_file(path);
-  } catch (const CLI::FileError&) {
-    return fail(ErrorCode::kNotFound, "configuration file {} cannot be read", printable(path));
-  } catch (const CLI::Error& error) {
-    return fail(ErrorCode::kInvalid, "configuration file {}: {}", printable(path), error.what());
+std::string variable_of(std::string_view section, std::string_view option) {
+  if (section.empty() && option == "log-level") return "REKINDLE_LOG";
+  std::string name = "REKINDLE_";
+  if (!section.empty()) name += std::string(section) + "_";
+  name += option;
+  std::ranges::transform(name, name.begin(), [](char c) {
+    if (c == '-') return '_';
+    return 'a' <= c && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  });
+  return name;
+}
+
+bool applies_at_reload(std::string_view section, std::string_view option) {
+  const std::string name =
+      section.empty() ? std::string(option) : fmt::format("{}.{}", section, option);
+  return std::ranges::find(kReloaded, name) != std::end(kReloaded);
+}
+
+void add_shared_options(CLI::App& app, Settings& settings) {
+  const auto add = [&](const char* name, std::string& value, const char* text) {
+    return app.add_option(name, value, text)->group(kEveryCommand);
+  };
+  add("--coordinator", settings.coordinator,
+      "Address of the coordinator; with standbys, all their addresses, separated by commas")
+      ->type_name("HOST:PORT");
+  add("--store", settings.store, "Directory of the segment store [/dev/shm/rekindle]")
+      ->type_name("DIR");
+  add("--secret-file", settings.secret_file,
+      "Cluster secret: a file of mode 0600 with 16 to 4096 bytes, the same on all hosts")
+      ->type_name("FILE");
+  add("--log-level", settings.log_level,
+      "trace, debug, info, warn, error or off [info for daemons, else error]")
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
+      ->type_name("LEVEL");
+  add("--log-format", settings.log_format, "text or json, on stderr [text]")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->type_name("FORMAT");
+  add("--config", settings.config,
+      "TOML file with option names as keys; [agent] and [coordinator] sections (daemons only)")
+      ->type_name("FILE");
+  app.add_flag("--json", settings.json, "Report as JSON on stdout")->group(kEveryCommand);
+  app.add_flag("-q,--quiet", settings.quiet, "No progress")->group(kEveryCommand);
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_group() != kEveryCommand) continue;
+    option->envname(variable_of("", option->get_lnames().front()));
   }
-  for (const CLI::ConfigItem& item : items) {
-    if (auto applied = apply_item(app, chosen, item); !applied) {
-      return fail(std::move(applied).error().with_context("configuration file " + printable(path)));
-    }
-  }
-  return {};
 }
 
 int exit_code(ErrorCode code) {

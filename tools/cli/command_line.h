@@ -82,10 +82,14 @@ bool is_daemon(std::string_view command);
 // Whether the configuration file may set the option of this long name, without dashes.
 bool is_setting(std::string_view option);
 
-// Fills options of `app` and its chosen subcommand that neither the command line nor the
-// environment has set, from a TOML file: top-level keys are for every daemon, [agent] and
-// [coordinator] for one. Keys are the long option names. kInvalid names the file and a key that is
-// unknown or wrong.
-Result<void> apply_config_file(CLI::App& app, CLI::App& chosen, const std::string& path);
+// The environment variable of an option: REKINDLE_LOG_FORMAT, REKINDLE_AGENT_MAX_RATE. `section`:
+// "" for an option of every command, else a daemon.
+std::string variable_of(std::string_view section, std::string_view option);
+
+// Whether a daemon takes a new value of the setting at SIGHUP.
+bool applies_at_reload(std::string_view section, std::string_view option);
+
+inline constexpr const char* kEveryCommand = "Options of every command";
+void add_shared_options(CLI::App& app, Settings& settings);
 
 }  // namespace rekindle::cli

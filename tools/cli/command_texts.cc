@@ -49,7 +49,13 @@ CommandText describe(const CLI::App& from) {
   command.about = from.get_description();
   command.footer = from.get_footer();
   for (const CLI::Option* option : from.get_options()) {
-    if (!option->get_group().empty()) command.options.push_back(describe(*option));
+    if (option->get_group().empty()) continue;
+    OptionText text = describe(*option);
+    const std::string& name = text.names.front();
+    if (is_daemon(command.name) && is_setting(name.substr(2))) {
+      text.environment = variable_of(command.name, name.substr(2));
+    }
+    command.options.push_back(std::move(text));
   }
   for (const CLI::App* inner : from.get_subcommands({})) {
     if (!inner->get_group().empty()) command.commands.push_back(describe(*inner));

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -14,6 +15,7 @@
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/command_texts.h"
+#include "tools/cli/daemon_settings.h"
 #include "tools/cli/output.h"
 
 // The `rekindle` command: parses, reads the environment and the configuration file, runs one
@@ -27,8 +29,6 @@ constexpr const char* kAbout =
     "exactly\n"
     "its shard from its peers, verified byte for byte.\n";
 
-constexpr const char* kEveryCommand = "Options of every command";
-
 std::string reference() {
   return std::string(exit_code_help()) +
          "\nEnvironment (the command line wins; then these; then --config):\n"
@@ -36,7 +36,12 @@ std::string reference() {
          "  REKINDLE_STORE        --store\n"
          "  REKINDLE_SECRET_FILE  --secret-file\n"
          "  REKINDLE_LOG          --log-level\n"
-         "  REKINDLE_CONFIG       --config\n";
+         "  REKINDLE_LOG_FORMAT   --log-format\n"
+         "  REKINDLE_CONFIG       --config\n"
+         "  REKINDLE_JSON         --json: true\n"
+         "  REKINDLE_QUIET        --quiet: true\n"
+         "  REKINDLE_AGENT_…, REKINDLE_COORDINATOR_…  the options of the daemons, such as\n"
+         "                        REKINDLE_AGENT_MAX_RATE for --max-rate of the agent\n";
 }
 
 constexpr const char* kFirstSteps =
@@ -68,49 +73,17 @@ class Formatter : public CLI::Formatter {
   }
 };
 
-void add_global_options(CLI::App& app, Settings& settings) {
-  const auto add = [&](const char* name, std::string& value, const char* text, const char* env) {
-    CLI::Option* option = app.add_option(name, value, text)->group(kEveryCommand);
-    if (env != nullptr) option->envname(env);
-    return option;
-  };
-  add("--coordinator", settings.coordinator,
-      "Address of the coordinator; with standbys, all their addresses, separated by commas",
-      "REKINDLE_COORDINATOR")
-      ->type_name("HOST:PORT");
-  add("--store", settings.store, "Directory of the segment store [/dev/shm/rekindle]",
-      "REKINDLE_STORE")
-      ->type_name("DIR");
-  add("--secret-file", settings.secret_file,
-      "Cluster secret: a file of mode 0600 with 16 to 4096 bytes, the same on all hosts",
-      "REKINDLE_SECRET_FILE")
-      ->type_name("FILE");
-  add("--log-level", settings.log_level,
-      "trace, debug, info, warn, error or off [info for daemons, else error]", "REKINDLE_LOG")
-      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
-      ->type_name("LEVEL");
-  add("--log-format", settings.log_format, "text or json, on stderr [text]", nullptr)
-      ->check(CLI::IsMember({"text", "json"}))
-      ->type_name("FORMAT");
-  add("--config", settings.config,
-      "TOML file with option names as keys; [agent] and [coordinator] sections (daemons only)",
-      "REKINDLE_CONFIG")
-      ->type_name("FILE");
-  app.add_flag("--json", settings.json, "Report as JSON on stdout")->group(kEveryCommand);
-  app.add_flag("-q,--quiet", settings.quiet, "No progress")->group(kEveryCommand);
-}
-
 Result<void> start_logging(const Session& session) {
   const Settings& settings = session.settings;
-  std::string level = settings.log_level;
-  if (level.empty()) level = session.daemon ? "info" : "error";
-  TRY(const log::Level parsed, log::parse_level(level));
+  const std::string usual = settings.log_level.empty() ? "error" : settings.log_level;
+  TRY(const log::Level level,
+      log::parse_level(session.daemon ? daemon_log_level(settings) : usual));
   // Protobuf's messages about hostile input belong into the log, not beside it.
   google::protobuf::SetLogHandler(
       [](google::protobuf::LogLevel, const char*, int, const std::string& text) {
         log::debug("protobuf", "message", text);
       });
-  log::init(parsed, settings.log_format == "json" ? log::Format::kJson : log::Format::kText);
+  log::init(level, settings.log_format == "json" ? log::Format::kJson : log::Format::kText);
   return {};
 }
 
@@ -120,8 +93,13 @@ Result<int> run(CLI::App& app, Session& session) {
     std::fputs(app.help().c_str(), stderr);
     return kExitUsage;
   }
-  if (session.daemon && !session.settings.config.empty()) {
-    TRY_VOID(apply_config_file(app, *app.get_subcommand(session.command), session.settings.config));
+  if (session.daemon) {
+    Problems problems;
+    const auto read = std::make_shared<DaemonSettings>(
+        read_daemon_settings(session.words, Environment::kApplies, problems));
+    TRY_VOID(problems.none());
+    session.settings = read->shared;
+    session.daemon_settings = read;
   }
   TRY_VOID(start_logging(session));
   if (!session.settings.coordinator.empty()) {
@@ -187,14 +165,15 @@ int run_main(int argc, char** argv) {
   const auto formatter = std::make_shared<Formatter>();
   formatter->column_width(34);
   app.formatter(formatter);
-  add_global_options(app, session.settings);
+  add_shared_options(app, session.settings);
+  session.words.assign(argv + 1, argv + argc);
   Command root(app);
   for (const auto add :
-       {add_demo,       add_coordinator, add_agent,      add_publish,        add_pull,
-        add_update,     add_run,         add_wait_ready, add_status,         add_top,
-        add_events,     add_inspect,     add_verify,     add_retire,         add_drain,
-        add_bench,      add_topo,        add_doctor,     add_support_bundle, add_config,
-        add_completion, add_man,         add_version,    add_device_process}) {
+       {add_demo,   add_coordinator, add_agent,      add_publish, add_pull,
+        add_update, add_run,         add_wait_ready, add_status,  add_top,
+        add_events, add_inspect,     add_verify,     add_retire,  add_drain,
+        add_drill,  add_bench,       add_topo,       add_doctor,  add_support_bundle,
+        add_config, add_completion,  add_man,        add_version, add_device_process}) {
     add(root, session);
   }
   // After the subcommands, which would inherit it.

@@ -88,6 +88,8 @@ class Core {
   // Time passes: suspicion, death, leases. Call it at least every half second; a longer gap is
   // taken for a pause of this process. It may stage a batch.
   void tick(TimePoint now);
+  // Other limits of pulls and copies, from here on. The sizes of tables stay.
+  void set_limits(const Limits& limits) { fleet_.limits = limits; }
 
   // With a commit the epoch is being raised first: when that is durable, call again.
   Durably<Registered> enroll(const NodeInfo& info, const std::string& failure_domain,

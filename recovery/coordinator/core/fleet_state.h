@@ -61,7 +61,7 @@ struct FleetState {
   std::uint64_t epoch() const { return table.state().epoch; }
 
   const Timing timing;
-  const Limits limits;
+  Limits limits;
   DurableTable table;
   Catalog catalog{table};
   Membership members{timing, limits.max_members};

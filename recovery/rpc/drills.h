@@ -1,0 +1,26 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "recovery/rpc/rpc.h"
+#include "src/base/result.h"
+
+namespace rekindle::rpc {
+
+struct DrillOptions {
+  // Otherwise every drill is denied.
+  bool allowed = false;
+  // Kills a worker and returns its pid; with `dry_run` it only finds it. Empty: this daemon has no
+  // workers.
+  std::function<Result<std::uint32_t>(const std::string& instance, std::uint32_t rank,
+                                      bool dry_run)>
+      kill_worker = {};
+};
+
+// Before listen(). Answers DRILL: lets this daemon or one of its workers fail on purpose.
+void serve_drills(RpcServer& server, boost::asio::any_io_executor executor, DrillOptions options);
+
+}  // namespace rekindle::rpc

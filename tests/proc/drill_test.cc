@@ -1,0 +1,173 @@
+// `rekindle drill` on a live fleet: what it kills, what it reports, and what it refuses.
+#include <csignal>
+
+#include <gmock/gmock.h>
+
+#include "tests/proc/worker_fixture.h"
+
+namespace rekindle::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Drills : public WithWorkers {
+ protected:
+  void start(std::vector<std::string> more = {"--allow-drills"}) {
+    make_checkpoint(fleet_.dir("model"), 2, 64, 9);
+    fleet_.start_coordinator("127.0.0.1", more);
+    fleet_.start_agent("a", more);
+    fleet_.publish("a", "m@1", fleet_.dir("model"));
+  }
+  Spawn drill(std::vector<std::string> arguments) const {
+    Spawn spawn;
+    spawn.argv = {rekindle_program(), "drill"};
+    spawn.argv.insert(spawn.argv.end(), arguments.begin(), arguments.end());
+    spawn.argv.insert(spawn.argv.end(), {"--coordinator", fleet_.coordinator_address()});
+    return spawn;
+  }
+  Process& agent() { return *fleet_.agent("a").process; }
+};
+
+TEST_F(Drills, AWorkerThatIsKilledAndStartedAgainHasRecovered) {
+  start();
+  auto worker = rank_on("a", 0, 1);
+  ASSERT_EQ(sum_of(*worker).size(), 32u) << worker->err();
+  Process command(drill({"kill-worker", "i", "--yes"}));
+  const auto end = worker->wait();
+  ASSERT_TRUE(end) << command.out() << command.err();
+  EXPECT_EQ(end->signal, SIGKILL);
+  worker = rank_on("a", 0, 1);
+  const auto done = command.wait();
+  ASSERT_TRUE(done) << command.out();
+  EXPECT_EQ(done->code, 0) << command.out() << command.err();
+  EXPECT_THAT(command.out(),
+              AllOf(HasSubstr("kill the worker i/0 on a (pid "), HasSubstr("i unfit: rank 0"),
+                    HasSubstr("i ready"), HasSubstr("lost: nothing"), HasSubstr("recovered in ")));
+}
+
+TEST_F(Drills, AnAgentThatIsKilledAndStartedAgainHasRecovered) {
+  start();
+  Process command(drill({"kill-agent", "a", "--yes"}));
+  ASSERT_TRUE(agent().wait()) << command.out() << command.err();
+  fleet_.start_agent("a");
+  const auto done = command.wait();
+  ASSERT_TRUE(done) << command.out();
+  EXPECT_EQ(done->code, 0) << command.out() << command.err();
+  EXPECT_THAT(command.out(),
+              AllOf(HasSubstr("a new process of a has registered"), HasSubstr("lost: nothing")));
+}
+
+TEST_F(Drills, AnAgentThatStaysAwayIsReportedWithWhatWentWithIt) {
+  start();
+  Spawn spawn = drill({"kill-agent", "a", "--yes", "--timeout", "4s", "--json"});
+  const auto answer = Fleet::answer_of(run(std::move(spawn)));
+  EXPECT_EQ(answer.exit_code, 1) << answer.err;
+  EXPECT_EQ(answer.json["recovered"], false);
+  EXPECT_EQ(answer.json["lost"], nlohmann::json::array({"m@1"})) << answer.json;
+  EXPECT_THAT(answer.json["advice"], HasSubstr("systemd"));
+  EXPECT_THAT(answer.json["steps"].dump(), HasSubstr("the coordinator sees that a is dead"));
+}
+
+TEST_F(Drills, APullThatLosesItsSourceGoesOnFromAnother) {
+  make_checkpoint(fleet_.dir("model"), 8, 2048, 9);
+  fleet_.start_coordinator();
+  for (const char* name : {"a", "b"}) {
+    fleet_.start_agent(name, {"--allow-drills", "--max-rate", "6MB"});
+    fleet_.publish(name, "m@1", fleet_.dir("model"));
+  }
+  const Finished done = run(
+      drill({"kill-source", "m@1", "--yes", "--transport", "tcp", "--to", fleet_.dir("").string()}),
+      60s);
+  EXPECT_EQ(done.exit.code, 0) << done.out << done.err;
+  EXPECT_THAT(done.out, AllOf(HasSubstr("a source of the pull"),
+                              HasSubstr("the pull is complete, and every byte verified"),
+                              HasSubstr("lost: nothing")));
+  EXPECT_NE(fleet_.agent("a").process->running(), fleet_.agent("b").process->running());
+  for (const auto& entry : std::filesystem::directory_iterator(fleet_.dir(""))) {
+    EXPECT_THAT(entry.path().string(), Not(HasSubstr("rekindle-drill"))) << "the copy is deleted";
+  }
+}
+
+TEST_F(Drills, APullThatIsTooShortToLoseASourceSaysSo) {
+  start();
+  const Finished done =
+      run(drill({"kill-source", "m@1", "--yes", "--to", fleet_.dir("").string()}));
+  EXPECT_EQ(done.exit.code, 2) << done.out << done.err;
+  EXPECT_THAT(done.err, HasSubstr("choose a larger version"));
+  EXPECT_TRUE(agent().running());
+}
+
+// Nobody but its own timer wakes the agent: the command is gone by then.
+TEST_F(Drills, AFrozenAgentGoesOnByItself) {
+  start();
+  const pid_t pid = agent().pid();
+  Process command(drill({"freeze", "a", "--for", "3s", "--yes"}));
+  ASSERT_TRUE(command.wait_for_out("the coordinator sees that a is suspect")) << command.err();
+  command.kill();
+  EXPECT_TRUE(agent().wait_for_err("frozen_ms=3000 now=\"runs again\""));
+  EXPECT_EQ(agent().pid(), pid);
+  EXPECT_TRUE(agent().running());
+}
+
+TEST_F(Drills, AFrozenAgentThatIsBackHasRecovered) {
+  start();
+  const Finished done = run(drill({"freeze", "a", "--for", "3s", "--yes"}));
+  EXPECT_EQ(done.exit.code, 0) << done.out << done.err;
+  EXPECT_THAT(done.out,
+              AllOf(HasSubstr("the coordinator sees that a is "),
+                    HasSubstr("a is alive, with its copies: 1"), HasSubstr("lost: nothing")));
+}
+
+TEST_F(Drills, ALeaderThatIsKilledAndStartedAgainHasRecovered) {
+  start();
+  Process command(drill({"leader", "--yes"}));
+  ASSERT_TRUE(fleet_.coordinator().wait()) << command.out() << command.err();
+  fleet_.start_coordinator();
+  const auto done = command.wait();
+  ASSERT_TRUE(done) << command.out();
+  EXPECT_EQ(done->code, 0) << command.out() << command.err();
+  EXPECT_THAT(command.out(), AllOf(HasSubstr("a coordinator leads in epoch "),
+                                   HasSubstr("with their copies: 1"), HasSubstr("lost: nothing")));
+}
+
+TEST_F(Drills, WithoutAllowDrillsADaemonRefuses) {
+  start({});
+  for (const auto& arguments : std::vector<std::vector<std::string>>{
+           {"kill-agent", "a", "--yes"}, {"freeze", "a", "--yes"}, {"leader", "--dry-run"}}) {
+    const Finished done = run(drill(arguments));
+    EXPECT_EQ(done.exit.code, 7) << done.err;
+    EXPECT_THAT(done.err, HasSubstr("--allow-drills"));
+  }
+  EXPECT_TRUE(agent().running());
+  EXPECT_TRUE(fleet_.coordinator().running());
+}
+
+TEST_F(Drills, NothingIsKilledUnconfirmedOrDry) {
+  start();
+  const auto worker = rank_on("a", 0, 1);
+  ASSERT_EQ(sum_of(*worker).size(), 32u) << worker->err();
+  for (const std::vector<std::string>& target : std::vector<std::vector<std::string>>{
+           {"kill-worker", "i/0"}, {"kill-agent", "a"}, {"freeze", "a"}, {"leader"}}) {
+    const Finished asked = run(drill(target));
+    EXPECT_EQ(asked.exit.code, 2) << asked.err;
+    EXPECT_THAT(asked.err, HasSubstr("--yes"));
+    auto arguments = target;
+    arguments.emplace_back("--dry-run");
+    const Finished dry = run(drill(arguments));
+    EXPECT_EQ(dry.exit.code, 0) << dry.err;
+    EXPECT_THAT(dry.out, AnyOf(HasSubstr("would kill the "), HasSubstr("would freeze the ")));
+  }
+  EXPECT_EQ(run(drill({"kill-worker", "i/1", "--yes"})).exit.code, 3);
+  EXPECT_EQ(run(drill({"kill-agent", "z", "--yes"})).exit.code, 3);
+  EXPECT_EQ(run(drill({"kill-worker", "i/x", "--yes"})).exit.code, 2);
+  EXPECT_EQ(run(drill({"freeze", "a", "--for", "61s", "--yes"})).exit.code, 2);
+  EXPECT_TRUE(worker->running());
+  EXPECT_TRUE(agent().running());
+  EXPECT_TRUE(fleet_.coordinator().running());
+}
+
+}  // namespace
+}  // namespace rekindle::testing

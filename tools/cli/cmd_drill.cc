@@ -1,0 +1,673 @@
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "proto/agent.pb.h"
+#include "proto/coordinator.pb.h"
+#include "proto/drill.pb.h"
+#include "src/base/clock.h"
+#include "tools/cli/arguments.h"
+#include "tools/cli/cli_session.h"
+#include "tools/cli/command_line.h"
+#include "tools/cli/output.h"
+#include "tools/cli/remote.h"
+
+// `rekindle drill`: lets one process of a live fleet fail, and reports how the fleet recovers.
+namespace rekindle::cli {
+namespace {
+
+constexpr std::chrono::milliseconds kLook{100};
+constexpr std::uint32_t kEventWaitMs = 500;
+// For the first bytes of a pull.
+constexpr std::chrono::seconds kSourceDeadline{30};
+
+struct DrillArgs {
+  std::string target;
+  bool dry_run = false;
+  bool yes = false;
+  std::string timeout = "60s";
+  // Of `freeze`.
+  std::string how_long = "5s";
+  // Of `kill-source`.
+  std::string to = "/dev/shm";
+  std::string transport;
+};
+
+// The process that is to fail.
+struct Victim {
+  std::string address;
+  std::string name;
+  proto::DrillRequest request;
+};
+
+struct Step {
+  double after_s = 0;
+  std::string what;
+};
+
+const proto::NodeStatus* find_node(const proto::ClusterStatusResponse& status,
+                                   const std::string& node_id) {
+  for (const auto& node : status.nodes()) {
+    if (node.node().node_id() == node_id) return &node;
+  }
+  return nullptr;
+}
+
+std::string name_of(const proto::ModelVersion& id) {
+  return fmt::format("{}@{}", id.model(), id.version());
+}
+
+// The versions that were ready before, and of which no whole copy is left.
+std::vector<std::string> lost_between(const proto::ClusterStatusResponse& before,
+                                      const proto::ClusterStatusResponse& now) {
+  std::map<std::string, std::uint32_t> copies;
+  for (const auto& version : now.versions()) {
+    if (version.state() == "ready") copies[name_of(version.id())] = version.whole_copies();
+  }
+  std::vector<std::string> lost;
+  for (const auto& version : before.versions()) {
+    if (version.state() != "ready") continue;
+    const auto left = copies.find(name_of(version.id()));
+    const bool none = left == copies.end() || (left->second == 0 && version.whole_copies() > 0);
+    if (none) lost.push_back(name_of(version.id()));
+  }
+  return lost;
+}
+
+// One drill: strikes once, then follows the fleet until it has recovered or the time is over.
+class Drill {
+ public:
+  static Result<Drill> begin(const Settings& settings, const DrillArgs& args, std::string kind) {
+    if (settings.coordinator.empty()) {
+      return fail(ErrorCode::kInvalid, "give the fleet's --coordinator HOST:PORT");
+    }
+    Drill drill(settings, args, std::move(kind));
+    TRY(drill.timeout_, parse_duration("--timeout", args.timeout));
+    TRY(drill.coordinator_, Remote::create(settings, settings.coordinator));
+    TRY(drill.before_, drill.status());
+    return drill;
+  }
+
+  const proto::ClusterStatusResponse& before() const { return before_; }
+  std::uint32_t victim_pid() const { return victim_pid_; }
+  Result<proto::ClusterStatusResponse> status() {
+    return coordinator_->call<proto::COORDINATOR_STATUS>({});
+  }
+  Result<std::unique_ptr<Remote>> remote(const std::string& address) const {
+    return Remote::create(settings_, address);
+  }
+
+  // Returns false if it only said what it would do.
+  Result<bool> strike(Victim victim) {
+    victim.request.set_dry_run(true);
+    TRY(const auto found, call(victim));
+    victim_pid_ = found.pid();
+    victim_ = fmt::format("{} (pid {})", victim.name, victim_pid_);
+    if (args_.dry_run) {
+      print_result(settings_.json, {{"drill", kind_}, {"would", verb() + " " + victim_}},
+                   fmt::format("would {} {}\n", verb(), printable(victim_)));
+      return false;
+    }
+    TRY_VOID(confirm());
+    victim.request.set_dry_run(false);
+    struck_ = steady_now();
+    TRY_VOID(call(victim));
+    note(fmt::format("{} {}", verb(), victim_));
+    return true;
+  }
+
+  // Each thing once.
+  void note(const std::string& what) {
+    if (!noted_.insert(what).second) return;
+    steps_.push_back({std::chrono::duration<double>(steady_now() - struck_).count(), what});
+    if (settings_.json || settings_.quiet) return;
+    print_line(fmt::format("{:8.2f} s  {}", steps_.back().after_s, printable(what)));
+    (void)flush_output();
+  }
+
+  // The fleet cannot recover any more.
+  void give_up() { given_up_ = true; }
+
+  // `look` notes what it sees, and returns true once the fleet has recovered. `pause`: between two
+  // looks.
+  template <typename Look>
+  Result<int> follow(Look look, std::chrono::milliseconds pause, const std::string& advice) {
+    bool recovered = false;
+    while (!recovered && !given_up_ && steady_now() - struck_ < timeout_) {
+      recovered = look();
+      if (!recovered && !given_up_) std::this_thread::sleep_for(pause);
+    }
+    const auto now = status();
+    if (!now) return report(false, Json(nullptr), advice);
+    return report(recovered, lost_between(before_, *now), advice);
+  }
+
+ private:
+  Drill(const Settings& settings, const DrillArgs& args, std::string kind)
+      : settings_(settings), args_(args), kind_(std::move(kind)) {}
+
+  std::string verb() const { return kind_ == "freeze" ? "freeze" : "kill"; }
+
+  Result<proto::DrillResponse> call(const Victim& victim) const {
+    TRY(const auto remote, Remote::create(settings_, victim.address));
+    auto answer = remote->call<proto::DRILL>(victim.request);
+    if (!answer) return fail(std::move(answer).error().with_context(victim.name));
+    return answer;
+  }
+
+  Result<void> confirm() const {
+    if (args_.yes) return {};
+    if (!terminal(STDIN_FILENO)) {
+      return fail(ErrorCode::kInvalid, "to {} {}, confirm with --yes; or look with --dry-run",
+                  verb(), victim_);
+    }
+    fmt::print(stderr, "{} {}? [y/N] ", verb(), printable(victim_));
+    std::string line;
+    std::getline(std::cin, line);
+    if (line == "y" || line == "yes") return {};
+    return fail(ErrorCode::kInvalid, "not confirmed; nothing was done");
+  }
+
+  // `lost`: null if nobody knows.
+  Result<int> report(bool recovered, const Json& lost, const std::string& advice) const {
+    if (settings_.json) {
+      Json steps = Json::array();
+      for (const Step& step : steps_) {
+        steps.push_back({{"after_s", step.after_s}, {"what", step.what}});
+      }
+      print_json({{"drill", kind_},
+                  {"victim", victim_},
+                  {"steps", steps},
+                  {"recovered", recovered},
+                  {"lost", lost},
+                  {"advice", recovered ? "" : advice}});
+    } else {
+      std::string names = lost.is_null() ? "not known" : lost.empty() ? "nothing" : "";
+      for (const Json& name : lost) names += (names.empty() ? "" : ", ") + name.get<std::string>();
+      print_line("lost: " + printable(names));
+      print_line(recovered ? fmt::format("recovered in {:.2f} s", steps_.back().after_s)
+                           : fmt::format("not recovered: {}", advice));
+    }
+    if (!lost.empty()) return kExitFailed;
+    return recovered ? kExitOk : kExitUnavailable;
+  }
+
+  const Settings settings_;
+  const DrillArgs args_;
+  const std::string kind_;
+  std::chrono::milliseconds timeout_{};
+  std::unique_ptr<Remote> coordinator_;
+  proto::ClusterStatusResponse before_;
+  std::string victim_;
+  std::uint32_t victim_pid_ = 0;
+  TimePoint struck_{};
+  bool given_up_ = false;
+  std::vector<Step> steps_;
+  std::set<std::string> noted_;
+};
+
+// A later process of the node has to hold at least as much as the one that was killed.
+bool look_at_agent(Drill& drill, const proto::NodeStatus& before) {
+  const auto status = drill.status();
+  if (!status) {
+    drill.note(fmt::format("the coordinator does not answer: {}", status.error().message()));
+    return false;
+  }
+  const std::string& name = before.node().node_id();
+  const auto* now = find_node(*status, name);
+  const bool is_new = now != nullptr && now->node().incarnation() != before.node().incarnation();
+  if (!is_new) {
+    const std::string state = now == nullptr ? "dead" : now->state();
+    if (state != "alive")
+      drill.note(fmt::format("the coordinator sees that {} is {}", name, state));
+    return false;
+  }
+  drill.note(fmt::format("a new process of {} has registered", name));
+  if (now->holdings_size() < before.holdings_size()) return false;
+  if (!lost_between(drill.before(), *status).empty()) return false;
+  drill.note(fmt::format("it holds its copies again: {}", now->holdings_size()));
+  return true;
+}
+
+Result<proto::NodeStatus> living_agent(const Drill& drill, const std::string& name) {
+  const auto* found = find_node(drill.before(), name);
+  if (found != nullptr && found->state() != "dead") return *found;
+  return fail(ErrorCode::kNotFound, "no agent '{}' is alive; `rekindle status` lists them", name);
+}
+
+Result<int> kill_agent(const Settings& settings, const DrillArgs& args) {
+  TRY(auto drill, Drill::begin(settings, args, "kill-agent"));
+  TRY(const proto::NodeStatus node, living_agent(drill, args.target));
+  Victim victim{node.node().control_endpoint(), "the agent " + args.target, {}};
+  victim.request.mutable_kill_self();
+  TRY(const bool struck, drill.strike(std::move(victim)));
+  if (!struck) return kExitOk;
+  return drill.follow([&] { return look_at_agent(drill, node); }, kLook,
+                      "nobody has started the agent again; run it under systemd or Kubernetes");
+}
+
+// A pull of this command's own, in another process. It ends with this object, and its copy is
+// deleted.
+class OwnPull {
+ public:
+  static Result<std::unique_ptr<OwnPull>> start(const Settings& settings, const DrillArgs& args) {
+    std::string directory = args.to + "/rekindle-drill-XXXXXX";
+    if (::mkdtemp(directory.data()) == nullptr) return fail_errno(errno, "--to " + directory);
+    std::unique_ptr<OwnPull> pull(new OwnPull(directory));
+    std::vector<std::string> words = {
+        "rekindle",          "pull",    args.target,     "--to",
+        directory + "/copy", "--quiet", "--coordinator", settings.coordinator};
+    if (!settings.secret_file.empty()) {
+      words.insert(words.end(), {"--secret-file", settings.secret_file});
+    }
+    if (!args.transport.empty()) words.insert(words.end(), {"--transport", args.transport});
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    pull->pid_ = ::fork();
+    if (pull->pid_ < 0) return fail_errno(errno, "fork");
+    if (pull->pid_ == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      const int log = ::open((directory + "/log").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+      ::dup2(log, STDOUT_FILENO);
+      ::dup2(log, STDERR_FILENO);
+      ::execv("/proc/self/exe", argv.data());
+      ::_exit(kExitFailed);
+    }
+    return pull;
+  }
+  ~OwnPull() {
+    if (pid_ > 0 && !ended()) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
+  }
+  OwnPull(const OwnPull&) = delete;
+  OwnPull& operator=(const OwnPull&) = delete;
+
+  bool ended() {
+    if (!status_) {
+      int status = 0;
+      if (::waitpid(pid_, &status, WNOHANG) == pid_) status_ = status;
+    }
+    return status_.has_value();
+  }
+  // Of a pull that has ended.
+  bool succeeded() const { return WIFEXITED(*status_) && WEXITSTATUS(*status_) == 0; }
+  std::string log() const {
+    auto text = read_text_file(directory_ + "/log").value_or("");
+    while (text.ends_with('\n')) text.pop_back();
+    return text;
+  }
+  // As the coordinator knows it; nullptr: not yet, or not any more.
+  const proto::PullStatus* in(const proto::ClusterStatusResponse& status) const {
+    for (const auto& pull : status.pulls()) {
+      if (pull.puller().ends_with(fmt::format("-{}", pid_))) return &pull;
+    }
+    return nullptr;
+  }
+
+ private:
+  explicit OwnPull(std::string directory) : directory_(std::move(directory)) {}
+
+  const std::string directory_;
+  pid_t pid_ = -1;
+  std::optional<int> status_;
+};
+
+// The source with the most bytes of a pull so far; nullptr before the first report.
+const proto::SourceReport* busiest_source(const proto::PullStatus& pull) {
+  const proto::SourceReport* busiest = nullptr;
+  for (const auto& source : pull.sources()) {
+    if (source.lost() || source.bytes() == 0) continue;
+    if (busiest == nullptr || source.bytes() > busiest->bytes()) busiest = &source;
+  }
+  return busiest;
+}
+
+Result<proto::NodeStatus> wait_for_source(Drill& drill, OwnPull& pull, const std::string& name) {
+  const TimePoint give_up = steady_now() + kSourceDeadline;
+  while (steady_now() < give_up && !pull.ended()) {
+    TRY(const auto status, drill.status());
+    const auto* running = pull.in(status);
+    const auto* source = running != nullptr ? busiest_source(*running) : nullptr;
+    const auto* node = source != nullptr ? find_node(status, source->node_id()) : nullptr;
+    if (node != nullptr) return *node;
+    std::this_thread::sleep_for(kLook);
+  }
+  if (!pull.ended()) {
+    return fail(ErrorCode::kTimeout, "the pull of {} has got no byte from an agent for 30 s", name);
+  }
+  if (!pull.succeeded()) return fail(ErrorCode::kUnavailable, "the pull failed: {}", pull.log());
+  return fail(ErrorCode::kInvalid,
+              "the pull of {} was complete before one of its sources could be killed; choose a "
+              "larger version",
+              name);
+}
+
+bool look_at_pull(Drill& drill, OwnPull& pull) {
+  if (const auto status = drill.status()) {
+    if (const auto* running = pull.in(*status)) {
+      for (const auto& source : running->sources()) {
+        if (source.lost()) drill.note(fmt::format("the pull has lost {}", source.node_id()));
+      }
+    }
+  }
+  if (!pull.ended()) return false;
+  if (pull.succeeded()) {
+    drill.note("the pull is complete, and every byte verified");
+    return true;
+  }
+  drill.note(fmt::format("the pull failed: {}", pull.log()));
+  drill.give_up();
+  return false;
+}
+
+Result<int> kill_source(const Settings& settings, const DrillArgs& args) {
+  TRY(auto drill, Drill::begin(settings, args, "kill-source"));
+  if (args.dry_run) {
+    print_result(settings.json, {{"drill", "kill-source"}, {"would", "kill a source"}},
+                 fmt::format("would pull {} below {}, and kill the agent that serves most of it\n",
+                             printable(args.target), printable(args.to)));
+    return kExitOk;
+  }
+  if (!args.yes) {
+    return fail(ErrorCode::kInvalid, "the pull does not wait for an answer: confirm with --yes");
+  }
+  TRY(const auto pull, OwnPull::start(settings, args));
+  TRY(const auto node, wait_for_source(drill, *pull, args.target));
+  Victim victim{node.node().control_endpoint(),
+                fmt::format("the agent {}, a source of the pull", node.node().node_id()),
+                {}};
+  victim.request.mutable_kill_self();
+  TRY_VOID(drill.strike(std::move(victim)));
+  return drill.follow(
+      [&] { return look_at_pull(drill, *pull); }, kLook,
+      "the pull did not go on from other sources; does another host hold all of it?");
+}
+
+// Before `until` the agent may look alive, because nobody has missed it yet.
+bool look_at_frozen(Drill& drill, const proto::NodeStatus& before, TimePoint until) {
+  const auto status = drill.status();
+  if (!status) {
+    drill.note(fmt::format("the coordinator does not answer: {}", status.error().message()));
+    return false;
+  }
+  const std::string& name = before.node().node_id();
+  const auto* now = find_node(*status, name);
+  const std::string state = now == nullptr ? "dead" : now->state();
+  if (state != "alive") drill.note(fmt::format("the coordinator sees that {} is {}", name, state));
+  if (steady_now() < until || state != "alive") return false;
+  if (now->holdings_size() < before.holdings_size()) return false;
+  if (!lost_between(drill.before(), *status).empty()) return false;
+  drill.note(fmt::format("{} is alive, with its copies: {}", name, now->holdings_size()));
+  return true;
+}
+
+Result<int> freeze(const Settings& settings, const DrillArgs& args) {
+  TRY(auto drill, Drill::begin(settings, args, "freeze"));
+  TRY(const auto how_long, parse_duration("--for", args.how_long));
+  TRY(const proto::NodeStatus node, living_agent(drill, args.target));
+  Victim victim{node.node().control_endpoint(),
+                fmt::format("the agent {} for {}", args.target, args.how_long),
+                {}};
+  victim.request.mutable_freeze()->set_milliseconds(static_cast<std::uint32_t>(how_long.count()));
+  TRY(const bool struck, drill.strike(std::move(victim)));
+  if (!struck) return kExitOk;
+  // The agent freezes after its answer.
+  const TimePoint until = steady_now() + how_long;
+  return drill.follow([&] { return look_at_frozen(drill, node, until); }, kLook,
+                      "the agent has not come back; look at its log");
+}
+
+// The agents that were alive have to be registered with the new term.
+bool look_at_leader(Drill& drill) {
+  const auto status = drill.status();
+  if (!status) {
+    drill.note("no coordinator answers");
+    return false;
+  }
+  const auto& before = drill.before();
+  if (status->epoch() <= before.epoch()) return false;
+  drill.note(fmt::format("a coordinator leads in epoch {}", status->epoch()));
+  int agents = 0;
+  for (const auto& node : before.nodes()) {
+    if (node.state() != "alive") continue;
+    const auto* now = find_node(*status, node.node().node_id());
+    if (now == nullptr || now->state() != "alive" || now->holdings_size() < node.holdings_size()) {
+      return false;
+    }
+    ++agents;
+  }
+  drill.note(fmt::format("agents that have registered again, with their copies: {}", agents));
+  return lost_between(before, *status).empty();
+}
+
+Result<int> kill_leader(const Settings& settings, const DrillArgs& args) {
+  TRY(auto drill, Drill::begin(settings, args, "leader"));
+  Victim victim{settings.coordinator, "the coordinator that leads", {}};
+  victim.request.mutable_kill_self();
+  TRY(const bool struck, drill.strike(std::move(victim)));
+  if (!struck) return kExitOk;
+  return drill.follow([&] { return look_at_leader(drill); }, kLook,
+                      "no coordinator leads; start it again, or run several with --etcd");
+}
+
+struct WorkerName {
+  std::string instance;
+  std::uint32_t number = 0;
+};
+
+// "INSTANCE" means rank 0. A name of an instance has no slash.
+Result<WorkerName> parse_worker(const std::string& text) {
+  const auto slash = text.rfind('/');
+  if (slash == std::string::npos) return WorkerName{text, 0};
+  const std::string digits = text.substr(slash + 1);
+  if (digits.empty() || digits.size() > 6 || !std::ranges::all_of(digits, ::isdigit)) {
+    return fail(ErrorCode::kInvalid, "'{}': write INSTANCE/RANK, such as llm-0/3", text);
+  }
+  return WorkerName{text.substr(0, slash), static_cast<std::uint32_t>(std::stoul(digits))};
+}
+
+bool has_rank(const proto::AgentStatusResponse& status, const WorkerName& rank) {
+  for (const auto& instance : status.instances()) {
+    if (instance.name() != rank.instance) continue;
+    for (const auto& session : instance.sessions()) {
+      if (session.rank() == rank.number) return true;
+    }
+  }
+  return false;
+}
+
+// Asks the agents that are alive, one after the other.
+Result<const proto::NodeStatus*> node_of(const Drill& drill, const WorkerName& rank) {
+  for (const auto& node : drill.before().nodes()) {
+    if (node.state() != "alive") continue;
+    TRY(const auto remote, drill.remote(node.node().control_endpoint()));
+    const auto status = remote->call<proto::AGENT_STATUS>({});
+    if (status && has_rank(*status, rank)) return &node;
+  }
+  return fail(ErrorCode::kNotFound, "no agent that answers has a worker of {}/{}", rank.instance,
+              rank.number);
+}
+
+// The events of one agent that concern an instance, from now on.
+class InstanceEvents {
+ public:
+  InstanceEvents(Remote& agent, std::string instance)
+      : agent_(agent), instance_(std::move(instance)) {}
+
+  Result<void> skip_to_now() {
+    TRY(const auto response, next(0));
+    after_ = response.last();
+    return {};
+  }
+  // Waits for the next ones for a moment.
+  Result<std::vector<proto::AgentEvent>> wait() {
+    TRY(const auto response, next(kEventWaitMs));
+    std::vector<proto::AgentEvent> events;
+    for (const auto& event : response.events()) {
+      after_ = event.number();
+      if (event.instance() == instance_) events.push_back(event);
+    }
+    return events;
+  }
+
+ private:
+  Result<proto::AgentEventsResponse> next(std::uint32_t wait_ms) {
+    proto::AgentStatusRequest request;
+    request.mutable_events()->set_after(after_);
+    request.mutable_events()->set_wait_ms(wait_ms);
+    TRY(auto status, agent_.call<proto::AGENT_STATUS>(request));
+    return std::move(*status.mutable_events());
+  }
+
+  Remote& agent_;
+  const std::string instance_;
+  std::uint64_t after_ = 0;
+};
+
+bool is_end(const proto::AgentEvent& event) {
+  return event.kind() == "died" || event.kind() == "failed" || event.kind() == "detached";
+}
+
+std::string describe(const proto::AgentEvent& event) {
+  std::string text = event.instance();
+  if (event.has_rank()) text += fmt::format("/{}", event.rank());
+  if (event.pid() != 0) text += fmt::format(" pid {}", event.pid());
+  text += " " + event.kind();
+  if (!event.why().empty()) text += ": " + event.why();
+  if (event.kind() != "committed") return text;
+  for (const auto& phase : event.phases()) {
+    if (phase.elapsed_us() < 50) continue;
+    text +=
+        fmt::format(", {} {:.1f} ms", phase.name(), static_cast<double>(phase.elapsed_us()) / 1e3);
+  }
+  return text;
+}
+
+Result<int> kill_worker(const Settings& settings, const DrillArgs& args) {
+  TRY(const WorkerName rank, parse_worker(args.target));
+  TRY(auto drill, Drill::begin(settings, args, "kill-worker"));
+  TRY(const auto* node, node_of(drill, rank));
+  const std::string address = node->node().control_endpoint();
+  TRY(const auto agent, drill.remote(address));
+  InstanceEvents events(*agent, rank.instance);
+  TRY_VOID(events.skip_to_now());
+  Victim victim{
+      address,
+      fmt::format("the worker {}/{} on {}", rank.instance, rank.number, node->node().node_id()),
+      {}};
+  victim.request.mutable_kill_worker()->set_instance(rank.instance);
+  victim.request.mutable_kill_worker()->set_rank(rank.number);
+  TRY(const bool struck, drill.strike(std::move(victim)));
+  if (!struck) return kExitOk;
+  bool ended = false;
+  const auto look = [&] {
+    const auto seen = events.wait();
+    if (!seen) {
+      drill.note(fmt::format("the agent does not answer: {}", seen.error().message()));
+      std::this_thread::sleep_for(kLook);
+      return false;
+    }
+    for (const auto& event : *seen) {
+      ended = ended || (is_end(event) && event.pid() == drill.victim_pid());
+      drill.note(describe(event));
+      if (ended && event.kind() == "ready") return true;
+    }
+    return false;
+  };
+  return drill.follow(
+      look, std::chrono::milliseconds(0),
+      "the instance is not ready; `rekindle run` starts a worker again when it dies");
+}
+
+struct DrillText {
+  const char* name;
+  const char* about;
+  // nullptr: the drill has no target.
+  const char* target;
+  const char* target_help;
+};
+
+void add_one(Command& drill, Session& session, const DrillText& text,
+             Result<int> (*body)(const Settings&, const DrillArgs&)) {
+  Command sub = drill.command(text.name, text.about);
+  auto args = std::make_shared<DrillArgs>();
+  if (text.target != nullptr) sub.option(text.target, args->target, text.target_help).required();
+  if (body == freeze) {
+    sub.option("--for", args->how_long, "How long, at most 60s [5s]").type_name("TIME");
+  }
+  if (body == kill_source) {
+    sub.option("--to", args->to,
+               "A directory with room for the copy of the pull, which is deleted [/dev/shm]")
+        .type_name("DIR");
+    sub.option("--transport", args->transport, "As for `rekindle pull` [as there]")
+        .one_of({"tcp", "shm", "verbs"})
+        .type_name("NAME");
+  }
+  sub.flag("-n,--dry-run", args->dry_run, "Say what would be done, and do nothing");
+  sub.flag("-y,--yes", args->yes, "Do not ask");
+  sub.option("--timeout", args->timeout, "Time for the fleet to recover [60s]").type_name("TIME");
+  sub.runs(session, "drill", [&session, args, body] { return body(session.settings, *args); });
+}
+
+}  // namespace
+
+void add_drill(Command& app, Session& session) {
+  Command sub = app.command(
+      "drill",
+      "Let a process of a live fleet fail, and report how the fleet recovers: what was seen when,\n"
+      "and what was lost. Only daemons with --allow-drills take part.");
+  sub.require_command();
+  constexpr const char* kNodeHelp = "The agent's --node-id (see `rekindle status`)";
+  add_one(sub, session,
+          {"kill-worker", "Kill a worker. Recovered: its instance is ready again",
+           "INSTANCE[/RANK]", "The worker; without RANK, rank 0"},
+          kill_worker);
+  add_one(sub, session,
+          {"kill-agent", "Kill an agent. Recovered: a new process of it holds the same copies",
+           "NODE", kNodeHelp},
+          kill_agent);
+  add_one(sub, session,
+          {"kill-source",
+           "Pull a version, and kill the agent that serves most of it. Recovered: the pull is\n"
+           "complete from other sources, and every byte verified",
+           "MODEL[@VERSION]", "A version that takes the pull seconds, and that two hosts hold"},
+          kill_source);
+  add_one(sub, session,
+          {"freeze",
+           "Stop an agent for a while, so that its links look cut. Recovered: it is alive again\n"
+           "and holds the same copies. It goes on by itself, even if this command dies.",
+           "NODE", kNodeHelp},
+          freeze);
+  add_one(
+      sub, session,
+      {"leader", "Kill the coordinator that leads. Recovered: one leads, and all agents are back",
+       nullptr, nullptr},
+      kill_leader);
+}
+
+}  // namespace rekindle::cli

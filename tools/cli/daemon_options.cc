@@ -1,0 +1,384 @@
+#include "tools/cli/daemon_options.h"
+
+#include <algorithm>
+#include <cctype>
+#include <iterator>
+#include <sstream>
+
+#include <unistd.h>
+
+#include "recovery/coordinator/etcd/gateway.h"
+#include "recovery/device/gpu_options.h"
+#include "recovery/rpc/address.h"
+#include "recovery/rpc/grants.h"
+#include "src/base/units.h"
+#include "src/bucket/bucket_plan.h"
+#include "src/store/numa.h"
+#include "tools/cli/arguments.h"
+#include "transport/tcp/tcp_transport.h"
+#include "transport/verbs/host/topology.h"
+
+namespace rekindle::cli {
+namespace {
+
+constexpr std::size_t kMostPullers = 65536;
+
+Result<void> check_max_pullers(std::size_t count) {
+  if (count >= 1 && count <= kMostPullers) return {};
+  return fail(ErrorCode::kInvalid, "--max-pullers: 1 to {} are possible", kMostPullers);
+}
+
+// An address that may be left out.
+Result<void> check_own_address(const char* option, const std::string& text) {
+  return text.empty() ? Result<void>() : check_address(option, text);
+}
+
+Result<std::chrono::seconds> etcd_ttl(const std::string& text) {
+  TRY(const auto ttl, parse_duration("--etcd-ttl", text));
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(ttl);
+  if (seconds != ttl || seconds < std::chrono::seconds(2)) {
+    return fail(ErrorCode::kInvalid, "--etcd-ttl {}: whole seconds, 2 at least", text);
+  }
+  return seconds;
+}
+
+// The shared options that both daemons use.
+void check_shared(const Settings& settings, Problems& problems) {
+  if (!settings.coordinator.empty()) {
+    problems.check("coordinator", check_addresses("--coordinator", settings.coordinator));
+  }
+  if (auto secret = rpc::read_secret(settings.secret_file); !secret) {
+    problems.check("secret-file", fail(std::move(secret).error().with_context("--secret-file")));
+  }
+}
+
+Result<device::GpuOptions> gpu_options(const Settings& settings, const AgentArgs& args) {
+  auto options = device::parse_gpu(args.gpu);
+  if (!options) return fail(std::move(options).error().with_context("--gpu"));
+  if (!args.gpu_bucket.empty()) {
+    TRY(options->bucket_bytes, parse_size("--gpu-bucket", args.gpu_bucket));
+    if (options->bucket_bytes < kMiB || options->bucket_bytes > bucket::kLargestBucket) {
+      return fail(ErrorCode::kInvalid, "--gpu-bucket {}: 1MiB to {} are possible", args.gpu_bucket,
+                  format_bytes(bucket::kLargestBucket));
+    }
+  }
+  if (!args.keep_rate.empty()) {
+    TRY(options->keep_bytes_per_second, parse_size("--keep-rate", args.keep_rate));
+  }
+  options->verify_uploads = args.verify_gpu;
+  if (args.verify_gpu && options->use == device::GpuOptions::Use::kNone) {
+    return fail(ErrorCode::kInvalid, "--verify-gpu: --gpu none leaves nothing to verify");
+  }
+  std::istringstream words(args.gpu_wrapper);
+  options->wrapper.assign(std::istream_iterator<std::string>(words), {});
+  options->arguments = {"--log-level", daemon_log_level(settings), "--log-format",
+                        settings.log_format};
+  return options;
+}
+
+Result<store::NumaPolicy> numa_policy(const AgentArgs& args) {
+  auto policy = store::parse_numa(args.numa);
+  auto chosen = policy ? store::NumaPlacement().choose(*policy, usable_numa_nodes())
+                       : Result<void>(fail(policy.error()));
+  if (!chosen) return fail(std::move(chosen).error().with_context("--numa"));
+  return *policy;
+}
+
+// A mount would surprise in a directory that the user chose.
+agent::AgentOptions::HugePages huge_pages(const Settings& settings, const AgentArgs& args) {
+  using HugePages = agent::AgentOptions::HugePages;
+  if (args.huge_pages == "mount") return HugePages::kRequired;
+  const bool expected = settings.store == kDefaultStore && ::geteuid() == 0;
+  return args.huge_pages == "auto" && expected ? HugePages::kIfPossible : HugePages::kAsItIs;
+}
+
+Result<std::uint64_t> budget(const AgentArgs& args) {
+  if (args.budget.empty()) return std::uint64_t{0};
+  TRY(const std::uint64_t bytes, parse_size("--budget", args.budget));
+  if (bytes == 0) return fail(ErrorCode::kInvalid, "--budget 0: a store needs some bytes");
+  return bytes;
+}
+
+Result<std::chrono::milliseconds> load_timeout(const AgentArgs& args) {
+  TRY(const auto timeout, parse_duration("--load-timeout", args.load_timeout));
+  if (timeout.count() == 0) {
+    return fail(ErrorCode::kInvalid, "--load-timeout 0: no worker could ever load");
+  }
+  return timeout;
+}
+
+Result<std::chrono::milliseconds> scrub_interval(const AgentArgs& args) {
+  if (args.scrub == "off") return std::chrono::milliseconds(0);
+  return parse_duration("--scrub", args.scrub);
+}
+
+Result<void> check_node_id(const std::string& node_id) {
+  constexpr std::size_t kMaxNodeIdBytes = 255;
+  const auto plain = [](char c) { return c > ' ' && c < 0x7f; };
+  if (node_id.size() <= kMaxNodeIdBytes && std::ranges::all_of(node_id, plain)) return {};
+  return fail(ErrorCode::kInvalid,
+              "--node-id '{}': use at most {} printable ASCII characters without spaces", node_id,
+              kMaxNodeIdBytes);
+}
+
+Result<void> check_advertise(const std::string& host) {
+  const bool is_number = !rpc::numeric_endpoints({host, 1}).empty();
+  const auto in_name = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '-' || c == '_';
+  };
+  if (is_number || std::ranges::all_of(host, in_name)) return {};
+  return fail(ErrorCode::kInvalid,
+              "--advertise '{}' is not a host name or address (the port is that of --listen)",
+              host);
+}
+
+// Refuses values that peers would refuse, before anything runs.
+void check_network(const agent::AgentOptions& options, Problems& problems) {
+  problems.check("listen", check_address("--listen", options.listen));
+  problems.check("data-listen", check_own_address("--data-listen", options.data_listen));
+  problems.check("data-advertise", check_own_address("--data-advertise", options.data_advertise));
+  problems.check("health", check_own_address("--health", options.health));
+  problems.check("metrics", check_own_address("--metrics", options.metrics));
+  if (auto usable = transport::tcp::check_congestion_control(options.tcp_congestion); !usable) {
+    problems.check("tcp-congestion",
+                   fail(std::move(usable).error().with_context("--tcp-congestion")));
+  }
+  problems.check("max-pullers", check_max_pullers(options.max_pullers));
+  problems.check("node-id", check_node_id(options.node_id));
+  problems.check("advertise", check_advertise(options.advertise));
+  const auto& fabric = options.rdma.fabric;
+  if (fabric.topology_file.empty()) return;
+  auto topology = transport::verbs::Topology::open(fabric.sysfs, fabric.topology_file);
+  if (!topology) {
+    problems.check("topology", fail(std::move(topology).error().with_context("--topology")));
+  }
+}
+
+}  // namespace
+
+std::string Problems::set_one_of(std::initializer_list<const char*> options) {
+  for (const char* option : options) {
+    if (!places_[option].empty()) return option;
+  }
+  return *options.begin();
+}
+
+Result<void> Problems::none() const {
+  if (all_.empty()) return {};
+  Error first = all_.front().in_line();
+  if (all_.size() == 1) return fail(std::move(first));
+  return fail(first.code(), "{} (and {} more; `rekindle config check` lists those of a file)",
+              first.message(), all_.size() - 1);
+}
+
+coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
+                                                    const CoordinatorArgs& args,
+                                                    Problems& problems) {
+  coordinator::CoordinatorOptions options;
+  check_shared(settings, problems);
+  problems.check("listen", check_address("--listen", args.listen));
+  problems.check("metrics", check_own_address("--metrics", args.metrics));
+  problems.check("max-pullers", check_max_pullers(args.max_pullers));
+  options.listen = args.listen;
+  options.state_directory =
+      args.state.empty() ? default_state_directory() : std::filesystem::path(args.state);
+  options.secret_file = settings.secret_file;
+  options.etcd = args.etcd;
+  problems.take("etcd-ttl", options.etcd.ttl, etcd_ttl(args.etcd_ttl));
+  if (!options.etcd.urls.empty()) {
+    auto endpoints = coordinator::etcd::parse_endpoints(options.etcd.urls);
+    if (!endpoints) problems.check("etcd", fail(std::move(endpoints).error()));
+    if (!args.state.empty()) {
+      problems.check("state", fail(ErrorCode::kInvalid,
+                                   "--state and --etcd: the state lies in one of them, not both"));
+    }
+  }
+  const std::size_t before = problems.all().size();
+  problems.take("heartbeat", options.heartbeat_interval,
+                parse_duration("--heartbeat", args.heartbeat));
+  problems.take("suspect-after", options.suspect_after,
+                parse_duration("--suspect-after", args.suspect_after));
+  problems.take("dead-after", options.dead_after, parse_duration("--dead-after", args.dead_after));
+  if (problems.all().size() == before) {
+    problems.check(problems.set_one_of({"dead-after", "suspect-after", "heartbeat"}),
+                   coordinator::check_timing(options));
+  }
+  options.max_pullers_per_source = args.max_pullers;
+  options.replicas = args.replicas;
+  problems.take("recopy-rate", options.recopy_bytes_per_second,
+                parse_size("--recopy-rate", args.recopy_rate));
+  options.metrics = args.metrics;
+  options.allow_drills = args.allow_drills;
+  return options;
+}
+
+agent::AgentOptions agent_options(const Settings& settings, const AgentArgs& args,
+                                  Problems& problems) {
+  agent::AgentOptions options = args.options;
+  check_shared(settings, problems);
+  check_network(options, problems);
+  options.store_directory = settings.store;
+  options.coordinator = settings.coordinator;
+  options.secret_file = settings.secret_file;
+  problems.take("budget", options.store_budget_bytes, budget(args));
+  options.huge_pages = huge_pages(settings, args);
+  problems.take("reserve", options.reserve_bytes, parse_size("--reserve", args.reserve));
+  if (!args.max_rate.empty()) {
+    problems.take("max-rate", options.max_bytes_per_second,
+                  parse_size("--max-rate", args.max_rate));
+  }
+  problems.take("load-timeout", options.load_timeout, load_timeout(args));
+  problems.take("scrub", options.scrub, scrub_interval(args));
+  problems.take("numa", options.numa, numa_policy(args));
+  problems.take("gpu", options.gpu, gpu_options(settings, args));
+  if (args.gpu_direct != "auto" && args.gpu_direct != "off") {
+    problems.check("gpu-direct",
+                   fail(ErrorCode::kInvalid, "--gpu-direct {}: auto or off", args.gpu_direct));
+  }
+  options.rdma.gpu_direct = args.gpu_direct == "auto";
+  for (const auto& user : args.allow_uids) {
+    auto uid = parse_user("--allow-uid", user);
+    if (uid) {
+      options.allowed_uids.push_back(*uid);
+    } else {
+      problems.check("allow-uid", fail(std::move(uid).error()));
+    }
+  }
+  return options;
+}
+
+void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
+  sub.option("--listen", args.listen, "Address to listen on; port 0 = any [0.0.0.0:7300]")
+      .type_name("HOST:PORT");
+  sub.option("--state", args.state,
+             "Directory of the durable state (epoch, version table)\n"
+             "[StateDirectory= of its systemd unit, else /var/lib/rekindle/coordinator,\n"
+             "or below ~/.local/state when not root]")
+      .type_name("DIR");
+  sub.option("--etcd", args.etcd.urls,
+             "Keep the state in this etcd instead, so that several coordinators can stand by for\n"
+             "each other; give agents and commands all addresses: --coordinator A:7300,B:7300")
+      .type_name("URL,…");
+  sub.option("--etcd-prefix", args.etcd.prefix, "Prefix of the keys; one per fleet [/rekindle/]")
+      .type_name("PREFIX");
+  sub.option("--etcd-ttl", args.etcd_ttl,
+             "How long after the death of the leader another coordinator leads [5s]")
+      .type_name("TIME");
+  sub.option("--heartbeat", args.heartbeat, "Interval of the agents' heartbeats [250ms]")
+      .type_name("TIME");
+  sub.option("--suspect-after", args.suspect_after,
+             "Silence after which no new pull is sent to an agent [750ms]")
+      .type_name("TIME");
+  sub.option("--dead-after", args.dead_after, "Silence after which an agent is gone [2s]")
+      .type_name("TIME");
+  sub.option("--max-pullers", args.max_pullers,
+             "Pullers at the same time for each source that holds a whole version [8]")
+      .type_name("N");
+  sub.option("--replicas", args.replicas,
+             "Whole copies of each version to keep, in different failure domains;\n"
+             "`rekindle publish --replicas` sets it for one version [0]")
+      .type_name("R")
+      .between(0u, 1024u);
+  sub.option("--recopy-rate", args.recopy_rate,
+             "Bytes per second that a copy made for --replicas may take; 0 = no cap [256MiB]")
+      .type_name("SIZE");
+  sub.option("--metrics", args.metrics,
+             "Address at which Prometheus scrapes GET /metrics, also of a coordinator that stands\n"
+             "by; anyone who reaches it may read [none]")
+      .type_name("HOST:PORT");
+  sub.flag("--allow-drills", args.allow_drills, "Let `rekindle drill` kill this process [off]");
+}
+
+void add_agent_options(Command& sub, AgentArgs& args) {
+  agent::AgentOptions& options = args.options;
+  sub.option("--listen", options.listen,
+             "Address of the control connection; port 0 = any [0.0.0.0:7400]")
+      .type_name("HOST:PORT");
+  sub.option("--data-listen", options.data_listen,
+             "Address of the data streams [as --listen, any port]")
+      .type_name("HOST:PORT");
+  sub.option("--advertise", options.advertise,
+             "Host name or address by which others reach this agent [detected]")
+      .type_name("HOST");
+  sub.option("--data-advertise", options.data_advertise,
+             "Address of the data streams as others reach it, behind NAT or a proxy [as it is]")
+      .type_name("HOST:PORT");
+  sub.option("--node-id", options.node_id, "Name of this agent in the fleet [host name]")
+      .type_name("NAME");
+  sub.option("--failure-domain", options.failure_domain,
+             "Name of the rack, power feed or zone that fails as one with this host")
+      .type_name("NAME");
+  sub.option("--budget", args.budget, "Bytes that the store may use [90 % of its file system]")
+      .type_name("SIZE");
+  sub.option(
+         "--huge-pages", args.huge_pages,
+         "Mount a tmpfs with huge pages for the store where it has none: auto (for the default\n"
+         "--store, if root), mount (or fail), off [auto]")
+      .one_of({"auto", "mount", "off"})
+      .type_name("WHICH");
+  sub.option("--reserve", args.reserve,
+             "Memory that is allocated at the start and held for the next version, within the\n"
+             "budget; grows to the size of the largest version. 0: none [0]")
+      .type_name("SIZE");
+  sub.option("--max-rate", args.max_rate,
+             "Bytes per second that each puller may take from here over the network [no cap]")
+      .type_name("SIZE");
+  sub.option("--tcp-congestion", options.tcp_congestion,
+             "Congestion control of the TCP data streams, such as cubic or bbr [the host's]")
+      .type_name("NAME");
+  sub.option("--max-pullers", options.max_pullers, "Pullers at the same time [64]").type_name("N");
+  sub.option("--health", options.health,
+             "Address of an HTTP endpoint for routers: GET /health, /ready, /ready/INSTANCE\n"
+             "[none]")
+      .type_name("HOST:PORT");
+  sub.option("--metrics", options.metrics,
+             "Address at which Prometheus scrapes GET /metrics; anyone who reaches it may read\n"
+             "[none]")
+      .type_name("HOST:PORT");
+  sub.option("--load-timeout", args.load_timeout,
+             "Time for a worker to load its weights once they are on this host [10min]")
+      .type_name("TIME");
+  sub.option("--allow-uid", args.allow_uids,
+             "Also serve workers of this user; repeat, or separate several by commas. They may\n"
+             "pass through the store's directory (mode 0711), and they trust an agent of root\n"
+             "[own user]")
+      .type_name("USER")
+      .delimiter(',');
+  sub.option("--scrub", args.scrub,
+             "How often each copy is read again in the background, at 1 % of a core, to find\n"
+             "bytes that went wrong in memory; off: never [24h]")
+      .type_name("TIME");
+  sub.option("--numa", args.numa,
+             "NUMA nodes that copies lie on: auto (that of the GPU that reads the copy, else\n"
+             "that of all NICs, else interleave), interleave (page by page over all that have\n"
+             "CPUs), local (where they are touched first), or the number of one [auto]")
+      .type_name("WHICH");
+  sub.option("--gpu", args.gpu,
+             "Fill workers' buckets on GPUs, in a separate process: auto (if there are any),\n"
+             "none, or double:N[:BYTES], which are made of host memory, for tests [auto]")
+      .type_name("WHICH");
+  sub.option("--gpu-bucket", args.gpu_bucket,
+             "Bytes of a bucket if a worker asks for no size [64MiB]")
+      .type_name("SIZE");
+  sub.option("--gpu-wrapper", args.gpu_wrapper,
+             "Words before the command of that process, for a debugger or a sanitizer [none]")
+      .type_name("WORDS");
+  sub.option("--keep-rate", args.keep_rate,
+             "Bytes per second that each GPU copies to its host during a broadcast, if the host\n"
+             "lacks the version: it need not be fetched. Less if GPUs of other hosts take part\n"
+             "and the network is fast. 0: none [8GB]")
+      .type_name("SIZE");
+  sub.flag("--verify-gpu", args.verify_gpu,
+           "Verify each upload on the GPU before the worker gets it; broadcasts are\n"
+           "always verified [off]");
+  sub.option("--gpu-direct", args.gpu_direct,
+             "Let NICs write weights into GPU memory, without a copy in host memory: auto (a\n"
+             "GPU behind one PCIe switch with a NIC that takes dmabufs), or off. This has not\n"
+             "run on hardware yet [off]")
+      .type_name("WHICH");
+  sub.flag("--allow-drills", options.allow_drills,
+           "Let `rekindle drill` kill or freeze this process and kill its workers [off]");
+  add_fabric_options(sub, options.rdma.fabric);
+}
+
+}  // namespace rekindle::cli
