@@ -1,5 +1,5 @@
-/* The ABI of librekindle.so.1 on 64-bit systems, made by tests/client/make_abi. It does not compile or link if
- * a structure, a value or a function has changed or is gone. */
+/* The ABI of librekindle.so.1 on 64-bit systems, made by tests/client/make_abi. It does not
+ * compile or link if a structure, a value or a function has changed or is gone. */
 /* clang-format off */
 #include <rekindle.h>
 
