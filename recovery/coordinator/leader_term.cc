@@ -126,7 +126,9 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   // The store blocks here. Joined when all else has ended.
   asio::thread_pool thread(1);
   CO_TRY(Records stored, co_await run_blocking<Records>(thread, [&store] { return store.load(); }));
-  CO_TRY(StateRecords records, StateRecords::parse(std::move(stored)));
+  auto parsed = StateRecords::parse(std::move(stored));
+  if (!parsed) co_return fail(std::move(parsed).error().with_context(store.place()));
+  StateRecords records = std::move(*parsed);
   const auto new_pull = [] { return PullId::random(); };
   Core core(options.timing, limits_of(options.options), records.state(), new_pull);
 

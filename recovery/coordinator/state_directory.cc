@@ -16,13 +16,14 @@
 #include "src/base/durable_directory.h"
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
+#include "src/base/version.h"
 #include "src/base/xxh3.h"
 
 namespace rekindle::coordinator {
 
 namespace {
 
-constexpr std::string_view kFormerMagic = "RKSTATE1";
+// Its last character is the number of the format.
 constexpr std::string_view kMagic = "RKSTATE2";
 // Magic, sequence, body length, and the digest of these.
 constexpr std::size_t kHeaderBytes = 8 + 8 + 8 + 8;
@@ -99,6 +100,27 @@ void apply_batch(const proto::StateBatch& batch, Records& records) {
       records[entry.key()] = entry.value();
     }
   }
+}
+
+// kInvalid: another release wrote it.
+Result<void> check_format(std::string_view bytes) {
+  constexpr std::size_t kDigit = kMagic.size() - 1;
+  if (!bytes.starts_with(kMagic.substr(0, kDigit)) || bytes.size() <= kDigit) return {};
+  const char format = bytes[kDigit];
+  if (format >= '0' && format < kMagic[kDigit]) {
+    return fail(ErrorCode::kInvalid,
+                "it has the earlier format {}, which this release ({}) does not read: start the "
+                "release that wrote it, or move the file away to begin anew (agents report what "
+                "they hold)",
+                format, software_version());
+  }
+  if (format > kMagic[kDigit] && format <= '9') {
+    return fail(ErrorCode::kInvalid,
+                "it has the newer format {}, which this release ({}) does not read: start the "
+                "release that wrote it, or a newer one; nothing was changed",
+                format, software_version());
+  }
+  return {};
 }
 
 bool all_zero(std::string_view bytes) {
@@ -178,9 +200,7 @@ std::string encode_frame(std::uint64_t sequence, const std::vector<RecordWrite>&
 }
 
 Result<Records> decode_log(std::string_view bytes, std::optional<std::size_t>* torn_at) {
-  if (bytes.starts_with(kFormerMagic)) {
-    return fail(ErrorCode::kInvalid, "it is of an earlier format, which is not read any more");
-  }
+  TRY_VOID(check_format(bytes));
   Records records;
   std::size_t at = 0;
   for (std::uint64_t sequence = 1; sequence == 1 || at < bytes.size(); ++sequence) {
@@ -234,6 +254,9 @@ Result<Records> StateDirectory::load() {
   if (!bytes) return fail(std::move(bytes).error().with_context(name));
   std::optional<std::size_t> torn_at;
   auto records = decode_log(*bytes, &torn_at);
+  if (!records && records.error().code() == ErrorCode::kInvalid) {
+    return fail(std::move(records).error().with_context(name));
+  }
   if (!records) {
     return fail(records.error().code(),
                 "the coordinator's state file {} is damaged: {}; restore it, or move it away to "

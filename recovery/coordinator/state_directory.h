@@ -19,7 +19,8 @@ class StateDirectory : public DurableStore {
   // Creates the directory (0700). kUnavailable: another coordinator has it, named.
   static Result<StateDirectory> open(const std::filesystem::path& path);
 
-  // Empty when there is no log yet. kCorrupt: it is damaged. kInvalid: it is of an earlier format.
+  std::string place() const override { return (path_ / "state").string(); }
+  // Empty when there is no log yet. kCorrupt: it is damaged. kInvalid: it is of another format.
   // It is never reset silently.
   Result<Records> load() override;
   // Appends a frame and syncs it. A new log is begun instead (write aside, fsync, rename, fsync the

@@ -6,6 +6,7 @@
 
 #include "proto/state.pb.h"
 #include "recovery/rpc/convert.h"
+#include "src/base/version.h"
 
 namespace rekindle::coordinator {
 
@@ -105,10 +106,12 @@ Result<void> take_version(const std::string& key, std::string_view bytes, Durabl
 Result<void> take_meta(const std::string& key, std::string_view bytes, DurableState& state) {
   TRY(const auto record, parse_record<proto::StateMeta>(key, bytes));
   if (record.min_writer() > kStateWriter) {
+    const std::string writer =
+        record.written_by().empty() ? "a newer release" : record.written_by().substr(0, 64);
     return fail(ErrorCode::kInvalid,
-                "the state was written by a newer Rekindle and needs a coordinator with writer "
-                "number {} or higher, this one has {}: start that newer version",
-                record.min_writer(), kStateWriter);
+                "the state was written by {} and needs a coordinator with writer number {} or "
+                "higher, this one ({}) has {}: start {}, or one as new; nothing was changed",
+                writer, record.min_writer(), software_version(), kStateWriter, writer);
   }
   state.epoch = record.epoch();
   return {};
@@ -153,6 +156,7 @@ std::vector<RecordWrite> StateRecords::encode(const StateChange& change) const {
   if (change.epoch) {
     auto record = begin<proto::StateMeta>(stored(kMetaKey));
     record.set_epoch(*change.epoch);
+    record.set_written_by(std::string(software_version()));
     writes.push_back({kMetaKey, record.SerializeAsString()});
   }
   for (const auto& [model, version] : change.retired_through) {

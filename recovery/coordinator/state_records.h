@@ -26,6 +26,8 @@ void apply_writes(const std::vector<RecordWrite>& writes, Records& records);
 class DurableStore {
  public:
   virtual ~DurableStore() = default;
+  // Names the store in a message: "/var/lib/rekindle/state".
+  virtual std::string place() const = 0;
   // Empty when nothing was written yet. kCorrupt: the store is damaged. It is never reset silently.
   virtual Result<Records> load() = 0;
   // Returns once all of them would survive a power loss. After an error each key has its old or its

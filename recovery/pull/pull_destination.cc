@@ -83,7 +83,8 @@ async::Task<Result<void>> PullDestination::begin_once() {
     return std::make_shared<std::unique_ptr<store::PendingVersion>>(std::move(pending));
   };
   auto begun = co_await async::offload(*environment_.blocking_pool, std::move(work));
-  // The store calls nothing else unavailable than files that another pull fills.
+  // The store calls nothing else unavailable than files that another pull fills, or has just
+  // filled.
   if (!begun && begun.error().code() == ErrorCode::kUnavailable && watch_.on_place_taken) {
     watch_.on_place_taken();
   }

@@ -4,6 +4,7 @@
 
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
+#include "src/base/protocol_range.h"
 #include "src/base/version.h"
 
 namespace rekindle::rpc {
@@ -37,16 +38,14 @@ std::string describe(const proto::Hello& hello) {
   return named ? fmt::format("{} {}", role, hello.node_id()) : role;
 }
 
+ProtocolRange range_of(const proto::Hello& hello) {
+  return {fmt::format("{} ({})", describe(hello), hello.software().substr(0, 64)),
+          hello.protocol_min(), hello.protocol_max()};
+}
+
 Result<void> check_protocol(const proto::Hello& own, const proto::Hello& peer) {
-  if (peer.protocol_max() >= own.protocol_min() && peer.protocol_min() <= own.protocol_max()) {
-    return {};
-  }
-  const bool peer_is_older = peer.protocol_max() < own.protocol_min();
-  return fail(ErrorCode::kDenied,
-              "{} ({}) speaks protocol {}..{}, {} ({}) speaks {}..{}; upgrade {}", describe(peer),
-              peer.software().substr(0, 64), peer.protocol_min(), peer.protocol_max(),
-              describe(own), own.software(), own.protocol_min(), own.protocol_max(),
-              describe(peer_is_older ? peer : own));
+  const auto conflict = protocol_conflict(range_of(own), range_of(peer));
+  return conflict ? fail(ErrorCode::kDenied, "{}", *conflict) : Result<void>();
 }
 
 Result<void> check_secrets(const proto::Hello& own, const proto::Hello& peer) {

@@ -15,6 +15,8 @@
 #include "recovery/rpc/address.h"
 #include "recovery/worker/worker_wire.h"
 #include "src/base/log.h"
+#include "src/base/protocol_range.h"
+#include "src/base/version.h"
 #include "src/ipc/unix_socket.h"
 
 namespace rekindle::worker {
@@ -179,12 +181,11 @@ std::string process_name(const Client& client, const proto::WorkerHello& hello) 
 Result<void> WorkerConnections::greet(const ClientPtr& client, const proto::WorkerFrame& frame) {
   const auto& hello = frame.hello();
   if (client->greeted) return fail(ErrorCode::kInvalid, "said hello twice");
-  if (hello.protocol_min() > kProtocol || hello.protocol_max() < kProtocol) {
-    return fail(ErrorCode::kInvalid,
-                "the worker's library speaks protocol {} to {}, this agent {}: install the same "
-                "release of both",
-                hello.protocol_min(), hello.protocol_max(), kProtocol);
-  }
+  const auto conflict =
+      protocol_conflict({fmt::format("the worker's library ({})", hello.software().substr(0, 64)),
+                         hello.protocol_min(), hello.protocol_max()},
+                        {fmt::format("its agent ({})", software_version()), kProtocol, kProtocol});
+  if (conflict) return fail(ErrorCode::kInvalid, "{}", *conflict);
   TRY(auto page, ipc::LifePage::create());
   std::vector<UniqueFd> descriptors;
   descriptors.emplace_back(::fcntl(page->fd(), F_DUPFD_CLOEXEC, 0));

@@ -236,7 +236,7 @@ class SegmentStore {
 
   // Reserves budget, creates or re-opens the files of a pull. kExhausted: the message names the
   // missing bytes; nothing is retired. kDenied: the version is here with another root.
-  // kUnavailable: this version and layout has a PendingVersion already. `preferred_node`: the NUMA
+  // kUnavailable: this version and layout is here, or is being filled. `preferred_node`: the NUMA
   // node that reads the copy most. It counts for NumaPolicy::kAuto, and only for new memory.
   virtual Result<std::unique_ptr<PendingVersion>> begin(
       std::shared_ptr<const Checkpoint> checkpoint, PackedLayout layout, int preferred_node) = 0;

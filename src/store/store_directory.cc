@@ -12,6 +12,7 @@
 #include "src/base/durable_directory.h"
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
+#include "src/base/version.h"
 #include "src/store/files.h"
 #include "src/store/segment_pool.h"
 #include "src/tensor/canonical.h"
@@ -65,9 +66,9 @@ Result<void> check_marker(const fs::path& directory) {
     if (marker == kMarker) return {};
     if (!kMarker.starts_with(marker)) {
       return fail(ErrorCode::kDenied,
-                  "store {} has the format '{}', this rekindle reads '{}': publish or pull into "
-                  "another directory, or delete this one when no rekindle of its version needs it",
-                  directory.string(), first_line(marker), first_line(kMarker));
+                  "store {} has the format '{}', this release ({}) reads '{}': start the release "
+                  "that wrote it, or give another directory; nothing was changed",
+                  directory.string(), first_line(marker), software_version(), first_line(kMarker));
     }
   }
   for (const std::string& name : names_in(directory)) {

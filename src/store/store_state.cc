@@ -120,7 +120,7 @@ Result<void> StoreState::claim(const std::filesystem::path& directory, const Mod
                 directory.string());
   }
   if (committed_.contains(directory)) {
-    return fail(ErrorCode::kInvalid, "{} is already here, in {}", id.to_string(),
+    return fail(ErrorCode::kUnavailable, "{} is already here, in {}; ask again", id.to_string(),
                 directory.string());
   }
   const auto left = left_.extract(directory);

@@ -1,10 +1,12 @@
 #include "src/tensor/checkpoint.h"
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 
 #include "proto/manifest.pb.h"
 #include "src/base/blake3.h"
+#include "src/base/version.h"
 #include "src/tensor/canonical.h"
 #include "src/tensor/held_tile.h"
 
@@ -14,14 +16,26 @@ namespace {
 
 // The envelope: magic, body length, body, BLAKE3 of the body.
 constexpr std::string_view kManifestMagic = "RKMANI02";
+// Of the magic. The number of the format follows.
+constexpr std::size_t kNameBytes = 6;
 constexpr std::size_t kEnvelopeBytes = 8 + 8 + sizeof(Digest);
 
 Failure corrupt(std::string_view why) { return fail(ErrorCode::kCorrupt, "manifest: {}", why); }
 
 Result<std::string_view> open_envelope(std::string_view bytes) {
   canonical::Reader in(bytes);
-  if (in.raw(kManifestMagic.size()) != kManifestMagic)
-    return corrupt("not a manifest of a known format");
+  const std::string_view magic = in.raw(kManifestMagic.size());
+  if (magic != kManifestMagic) {
+    const std::string_view format = magic.substr(std::min(kNameBytes, magic.size()));
+    const bool of_another_release =
+        magic.starts_with(kManifestMagic.substr(0, kNameBytes)) &&
+        std::ranges::all_of(format, [](char c) { return '0' <= c && c <= '9'; });
+    if (!of_another_release) return corrupt("not a manifest");
+    return fail(ErrorCode::kInvalid,
+                "manifest: its format is {}, this release ({}) reads {}: the copy is left as it is "
+                "for the release that wrote it",
+                format, software_version(), kManifestMagic.substr(kNameBytes));
+  }
   const std::uint64_t size = in.u64();
   if (bytes.size() < kEnvelopeBytes || size != bytes.size() - kEnvelopeBytes) {
     return corrupt("cut short, or has a tail");

@@ -16,6 +16,7 @@ using ::testing::HasSubstr;
 
 class ThrowingStore : public DurableStore {
  public:
+  std::string place() const override { return "a store that throws"; }
   Result<Records> load() override { return Records{}; }
   Result<void> write(const std::vector<RecordWrite>&) override {
     throw std::runtime_error("an answer that nobody understands");

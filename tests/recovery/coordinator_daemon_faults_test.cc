@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "proto/state.pb.h"
 #include "recovery/coordinator/state_directory.h"
 #include "recovery/coordinator/state_records.h"
 #include "tests/recovery/coordinator_daemon_fixture.h"
@@ -116,6 +117,29 @@ TEST_F(CoordinatorDaemon, Row28ASecondCoordinatorOnTheDirectoryIsRefused) {
   EXPECT_EQ(exit->code, 1);
   EXPECT_THAT(second->err(), HasSubstr("in use by another coordinator (pid "));
   EXPECT_TRUE(enroll(agent("a"))) << "the first is unharmed";
+}
+
+TEST_F(CoordinatorDaemon, C3AStateThatNeedsANewerReleaseIsRefusedAndNotChanged) {
+  start();
+  process_->kill();
+  const auto path = temp_ / "state" / "state";
+  auto records = decode_log(rekindle::testing::read_file(path));
+  ASSERT_TRUE(records);
+  proto::StateMeta meta;
+  ASSERT_TRUE(meta.ParseFromString((*records)["meta"]));
+  meta.set_min_writer(kStateWriter + 1);
+  meta.set_written_by("rekindle 9.8.7");
+  const std::string bytes = encode_frame(1, {{"meta", meta.SerializeAsString()}});
+  rekindle::testing::write_file(path, bytes);
+
+  const auto refused = spawn();
+  const auto exit = refused->wait();
+  ASSERT_TRUE(exit);
+  EXPECT_NE(exit->code, 0);
+  EXPECT_EQ(refused->out(), "") << "it has led";
+  EXPECT_THAT(refused->err(),
+              HasSubstr(path.string() + ": the state was written by rekindle 9.8.7"));
+  EXPECT_EQ(rekindle::testing::read_file(path), bytes);
 }
 
 TEST_F(CoordinatorDaemon, APortInUseIsNamed) {

@@ -8,6 +8,7 @@
 #include "recovery/coordinator/state_directory.h"
 #include "recovery/coordinator/state_records.h"
 #include "src/base/failpoint.h"
+#include "src/base/version.h"
 #include "tests/support/durable_core.h"
 #include "tests/support/numbered_digest.h"
 #include "tests/support/process.h"
@@ -138,9 +139,23 @@ TEST(CoordinatorRecords, C3AStateThatNeedsANewerWriterIsRefused) {
   const auto refused = StateRecords::parse({{"meta", meta.SerializeAsString()}});
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::kInvalid);
-  EXPECT_THAT(refused.error().message(), HasSubstr("start that newer version"));
+  EXPECT_THAT(refused.error().message(), HasSubstr("start a newer release"));
+  meta.set_written_by("rekindle 9.8.7");
+  EXPECT_THAT(StateRecords::parse({{"meta", meta.SerializeAsString()}}).error().message(),
+              ::testing::AllOf(HasSubstr("was written by rekindle 9.8.7"),
+                               HasSubstr("start rekindle 9.8.7, or one as new")));
   meta.set_min_writer(kStateWriter);
   EXPECT_EQ(parsed({{"meta", meta.SerializeAsString()}}).state().epoch, 7u);
+}
+
+TEST(CoordinatorRecords, AStateNamesTheReleaseThatLedLast) {
+  proto::StateMeta meta;
+  meta.set_written_by("rekindle 9.8.7");
+  StateChange change;
+  change.epoch = 4;
+  const auto writes = parsed({{"meta", meta.SerializeAsString()}}).encode(change);
+  ASSERT_TRUE(meta.ParseFromString(*writes.front().value));
+  EXPECT_EQ(meta.written_by(), software_version());
 }
 
 TEST(CoordinatorState, WhatWasWrittenIsLoaded) {
@@ -261,9 +276,22 @@ TEST(CoordinatorState, ADamagedFileIsAnErrorThatNamesItAndIsLeftAlone) {
   EXPECT_EQ(state.error().code(), ErrorCode::kCorrupt);
   EXPECT_THAT(state.error().message(), HasSubstr((temp / "state").string()));
   EXPECT_EQ(rekindle::testing::read_file(temp / "state"), "not a state");
-  rekindle::testing::write_file(temp / "state", "RKSTATE1 and so on");
-  EXPECT_EQ(directory->load().error().code(), ErrorCode::kInvalid);
-  EXPECT_THAT(directory->load().error().message(), HasSubstr("earlier format"));
+}
+
+TEST(CoordinatorState, AStateOfAnotherFormatIsNoDamageAndIsLeftAlone) {
+  const rekindle::testing::TempDir temp;
+  auto directory = StateDirectory::open(temp.path());
+  for (const auto& [bytes, format] : {std::pair{"RKSTATE1 and so on", "earlier format 1"},
+                                      {"RKSTATE3 and so on", "newer format 3"}}) {
+    rekindle::testing::write_file(temp / "state", bytes);
+    const auto state = directory->load();
+    ASSERT_FALSE(state);
+    EXPECT_EQ(state.error().code(), ErrorCode::kInvalid);
+    EXPECT_THAT(state.error().message(),
+                ::testing::AllOf(HasSubstr((temp / "state").string()), HasSubstr(format),
+                                 HasSubstr("start the release that wrote it")));
+    EXPECT_EQ(rekindle::testing::read_file(temp / "state"), bytes);
+  }
 }
 
 constexpr const char* kSteps[] = {"coordinator.state.half_written", "coordinator.state.before_sync",

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "proto/state.pb.h"
 #include "recovery/coordinator/core/core.h"
 #include "recovery/coordinator/etcd/election.h"
 #include "recovery/coordinator/etcd/etcd_state.h"
@@ -215,6 +216,39 @@ TEST_F(Etcd, AStateOfAnEarlierFormatIsRefusedByNameUntilItsKeyIsDeleted) {
   ASSERT_TRUE(gateway.call("/v3/kv/deleterange", key, milliseconds(1000)));
   const auto anew = coordinator(1);
   EXPECT_TRUE(anew->wait_for_out("coordinator listening on")) << anew->err();
+}
+
+// A fleet of two releases: the older coordinator wins the election after the newer one has raised
+// the least writer number.
+TEST_F(Etcd, C3AStateThatNeedsANewerReleaseIsNotTakenOverAndTheRightToLeadIsGivenBack) {
+  namespace etcd = coordinator::etcd;
+  const auto endpoints = etcd::parse_endpoints("http://127.0.0.1:" + std::to_string(etcd_port_));
+  ASSERT_TRUE(endpoints);
+  etcd::Gateway gateway(*endpoints);
+  proto::StateMeta newer;
+  newer.set_epoch(5);
+  newer.set_min_writer(coordinator::kStateWriter + 1);
+  newer.set_written_by("rekindle 9.8.7");
+  const nlohmann::json meta = {{"key", etcd::to_base64("/rekindle/meta")}};
+  nlohmann::json put = meta;
+  put["value"] = etcd::to_base64(newer.SerializeAsString());
+  ASSERT_TRUE(
+      eventually([&] { return gateway.call("/v3/kv/put", put, milliseconds(1000)).has_value(); }));
+
+  const auto older = coordinator(1);
+  const auto exit = older->wait();
+  ASSERT_TRUE(exit) << older->out() << older->err();
+  EXPECT_NE(exit->code, 0);
+  EXPECT_EQ(older->out(), "") << "it has led";
+  EXPECT_THAT(older->err(),
+              HasSubstr("/rekindle/ in etcd: the state was written by rekindle 9.8.7"));
+  const auto kept = gateway.call("/v3/kv/range", meta, milliseconds(1000));
+  ASSERT_TRUE(kept) << kept.error().message();
+  EXPECT_EQ(kept->value("/kvs/0/value"_json_pointer, ""), put["value"].get<std::string>());
+  const auto leader = gateway.call("/v3/kv/range", {{"key", etcd::to_base64("/rekindle/leader")}},
+                                   milliseconds(1000));
+  ASSERT_TRUE(leader) << leader.error().message();
+  EXPECT_FALSE(leader->contains("kvs")) << *leader;
 }
 
 TEST_F(Etcd, Row29ItComesBackFromItsDiskWithAllThatWasWritten) {

@@ -112,21 +112,39 @@ TEST_F(RpcHello, EpochsTravelInTheHello) {
   EXPECT_EQ((*client)->peer().epoch, 17u);
 }
 
-TEST(HelloRules, ProtocolRangesMustMeetAndTheErrorSaysWhoIsOlder) {
-  const auto own = make_hello(make_identity(proto::ROLE_AGENT, "new"), "", {});
-  auto peer = make_hello(make_identity(proto::ROLE_AGENT, "other"), "", {});
-  peer.set_protocol_min(kProtocolMax + 1);
-  peer.set_protocol_max(kProtocolMax + 3);
-  auto newer = check_hello(own, peer);
-  ASSERT_FALSE(newer);
-  EXPECT_EQ(newer.error().code(), ErrorCode::kDenied);
-  EXPECT_NE(newer.error().message().find("upgrade agent new"), std::string::npos)
-      << newer.error().message();
-  peer.set_protocol_min(1);
-  EXPECT_TRUE(check_hello(own, peer)) << "a range that reaches ours";
-  peer.set_protocol_min(3);
-  peer.set_protocol_max(2);
-  EXPECT_EQ(check_hello(own, peer).error().code(), ErrorCode::kInvalid);
+proto::Hello hello_with(const std::string& name, std::uint32_t min, std::uint32_t max) {
+  auto hello = make_hello(make_identity(proto::ROLE_AGENT, name), "", {});
+  hello.set_protocol_min(min);
+  hello.set_protocol_max(max);
+  hello.set_software("rekindle of " + name);
+  return hello;
+}
+
+TEST(HelloRules, EqualAndOverlappingProtocolRangesMeet) {
+  const auto own = hello_with("own", 4, 5);
+  for (const auto& [min, max] : {std::pair{4u, 5u}, {5u, 6u}, {3u, 4u}, {5u, 5u}, {1u, 9u}}) {
+    EXPECT_TRUE(check_hello(own, hello_with("other", min, max))) << min << ".." << max;
+  }
+  EXPECT_EQ(check_hello(own, hello_with("other", 6, 4)).error().code(), ErrorCode::kInvalid);
+  EXPECT_EQ(check_hello(own, hello_with("other", 0, 4)).error().code(), ErrorCode::kInvalid);
+}
+
+TEST(HelloRules, ProtocolRangesThatDoNotMeetAreNamedWithTheEndToUpgrade) {
+  const auto own = hello_with("own", 4, 5);
+  const auto too_new = check_hello(own, hello_with("other", 6, 7));
+  ASSERT_FALSE(too_new);
+  EXPECT_EQ(too_new.error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(too_new.error().message(),
+            "agent other (rekindle of other) speaks protocol 6..7, agent own (rekindle of own) "
+            "speaks 4..5: upgrade agent own (rekindle of own), at least to the release before that "
+            "of the other end");
+  const auto too_old = check_hello(own, hello_with("other", 2, 3));
+  ASSERT_FALSE(too_old);
+  EXPECT_EQ(too_old.error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(too_old.error().message(),
+            "agent own (rekindle of own) speaks protocol 4..5, agent other (rekindle of other) "
+            "speaks 2..3: upgrade agent other (rekindle of other), at least to the release before "
+            "that of the other end");
 }
 
 TEST(HelloRules, AMalformedHelloIsRefused) {

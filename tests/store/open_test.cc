@@ -1,3 +1,5 @@
+#include <map>
+
 #include <sys/wait.h>
 
 #include "tests/store/store_fixture.h"
@@ -121,6 +123,25 @@ TEST_F(OpenTest, ACopyWithADamagedOrMissingPieceIsNotListedAndCanBeReplaced) {
     ASSERT_NE(version, nullptr);
     EXPECT_TRUE(verify_version(*version, 1, nullptr));
   }
+}
+
+TEST_F(OpenTest, ACopyOfANewerReleaseIsNeitherListedNorChanged) {
+  const fs::path directory = pull(all_boxes(*checkpoint()))->directory;
+  store_.reset();
+  std::string manifest = read_bytes(directory / "rekindle.manifest");
+  manifest.replace(6, 2, "03");
+  write_bytes(directory / "rekindle.manifest", manifest);
+  const auto bytes = [&] {
+    std::map<fs::path, std::string> files;
+    for (const auto& file : fs::directory_iterator(directory)) files[file] = read_bytes(file);
+    return files;
+  };
+  const auto before = bytes();
+  reopen();
+  EXPECT_TRUE(store_->versions().empty());
+  EXPECT_GT(store_->used_bytes(), 0u);
+  store_.reset();
+  EXPECT_EQ(bytes(), before);
 }
 
 TEST_F(OpenTest, AManifestInAnotherVersionsPlaceIsNotTaken) {

@@ -207,6 +207,15 @@ TEST_F(PullTest, OneCopyIsFilledByOneAtATime) {
   EXPECT_NE(begin(shard_boxes(*checkpoint())), nullptr);  // another layout is another copy
 }
 
+// Two pulls look for a copy, one of them commits, and then the other one begins: it asks again.
+TEST_F(PullTest, ACopyThatWasCommittedMeanwhileIsNoMistakeOfTheCaller) {
+  pull(all_boxes(*checkpoint()));
+  const auto second = store_->begin(checkpoint(), pack(*checkpoint(), all_boxes(*checkpoint())));
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(second.error().message(), HasSubstr("already here"));
+}
+
 TEST_F(PullTest, AVersionWithAnotherRootIsDenied) {
   pull(shard_boxes(*checkpoint()));
   std::vector<Digest> digests = checkpoint()->tile_digests;

@@ -91,6 +91,18 @@ TEST(ManifestTest, EveryDamagedByteIsNoticed) {
   EXPECT_FALSE(Manifest::parse(""));
 }
 
+TEST(ManifestTest, AnotherFormatIsNamedAndNotCalledDamage) {
+  for (const std::string format : {"01", "03"}) {
+    std::string bytes = make_manifest().serialize();
+    bytes.replace(6, 2, format);
+    const auto refused = Manifest::parse(bytes);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::kInvalid);
+    EXPECT_THAT(refused.error().message(),
+                HasSubstr("its format is " + format + ", this release (rekindle "));
+  }
+}
+
 // Tile 0 is held from byte 5 on: its proof is the bytes 0 to 4 alone.
 TEST(ManifestTest, ProofsMustHaveTheLengthThatTheLayoutNeeds) {
   Manifest manifest = make_manifest();

@@ -52,13 +52,25 @@ TEST_F(WorkerServiceTest, WhoSaysNoHelloOrNonsenseIsCutOffAlone) {
   Raw garbage = greeted();
   garbage.send_bytes("\xff\xff\xff\xff");
   EXPECT_FALSE(garbage.next());
-  Raw old(socket());
-  proto::WorkerFrame hello;
-  hello.mutable_hello()->set_protocol_min(7);
-  hello.mutable_hello()->set_protocol_max(9);
-  EXPECT_EQ(old.answer(old.send(hello)).error().code(), proto::STATUS_INVALID);
-  EXPECT_FALSE(old.next());
   EXPECT_TRUE(fine.ping().has_pong());
+}
+
+TEST_F(WorkerServiceTest, ALibraryMustSpeakTheProtocolOfTheAgent) {
+  const auto answer_to = [&](std::uint32_t min, std::uint32_t max) {
+    Raw library(socket());
+    proto::WorkerFrame hello;
+    hello.mutable_hello()->set_protocol_min(min);
+    hello.mutable_hello()->set_protocol_max(max);
+    hello.mutable_hello()->set_software("librekindle 9.8.7");
+    return library.answer(library.send(hello));
+  };
+  EXPECT_EQ(answer_to(kProtocol, kProtocol).hello().protocol(), kProtocol);
+  EXPECT_EQ(answer_to(kProtocol, kProtocol + 1).hello().protocol(), kProtocol) << "a newer one";
+  const auto too_new = answer_to(kProtocol + 6, kProtocol + 8);
+  EXPECT_EQ(too_new.error().code(), proto::STATUS_INVALID);
+  EXPECT_THAT(too_new.error().message(),
+              ::testing::AllOf(HasSubstr("(librekindle 9.8.7) speaks protocol 7..9"),
+                               HasSubstr("speaks 1..1: upgrade its agent (rekindle ")));
 }
 
 TEST_F(WorkerServiceTest, OrdersThatContradictThemselvesAreRefused) {

@@ -18,6 +18,7 @@ namespace rekindle::coordinator::etcd {
 class EtcdState : public DurableStore {
  public:
   EtcdState(const EtcdOptions& options, std::vector<rpc::HostPort> endpoints, const Term& term);
+  std::string place() const override { return prefix_ + " in etcd"; }
   Result<Records> load() override;
   Result<void> write(const std::vector<RecordWrite>& writes) override;
 

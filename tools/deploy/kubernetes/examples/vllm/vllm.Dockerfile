@@ -1,5 +1,5 @@
 # vLLM with Rekindle. `tools/package --only wheel` makes the wheel:
-#   docker build -f tools/deploy/kubernetes/examples/vllm/vllm.Dockerfile -t vllm-rekindle:0.1.0 build/dist
+#   docker build -f tools/deploy/kubernetes/examples/vllm/vllm.Dockerfile -t vllm-rekindle:0.2.0 build/dist
 ARG VLLM=vllm/vllm-openai:v0.23.0
 FROM ${VLLM}
 # The wheel needs the C library of the host that made it, or a newer one. Where this image has an older one, pip refuses
