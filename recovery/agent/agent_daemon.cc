@@ -316,11 +316,12 @@ Result<void> Daemon::start_workers() {
 Result<void> Daemon::listen_http() {
   const auto executor = context_.get_executor();
   if (!options_.health.empty()) {
-    TRY(health_, rpc::HttpServer::listen(
-                     executor, "--health", options_.health, [this](std::string_view target) {
-                       auto answer = workers_->board().get(target);
-                       return rpc::HttpAnswer{answer.status, std::move(answer.body)};
-                     }));
+    TRY(health_,
+        rpc::HttpServer::listen(executor, "--health", options_.health,
+                                [this](const rpc::HttpRequest& request) {
+                                  auto answer = workers_->board().get(request.target);
+                                  return rpc::HttpAnswer{answer.status, std::move(answer.body)};
+                                }));
   }
   if (metrics_ == nullptr) return {};
   readings_ = metrics_->add([this](metrics::Readings& readings) { read_metrics(readings); });
