@@ -303,6 +303,9 @@ Result<void> Daemon::start_workers() {
   core_->readers().set_workers(
       {.count = [this](const ModelVersion& id) { return workers_->readers_of(id); },
        .end = [this](ModelVersion id) { return workers_->before_retire(std::move(id)); }});
+  core_->duties().tell_events([this](std::uint64_t after, std::size_t most) {
+    return workers_->fleet_events(after, most);
+  });
   core_->health().tell_events([this](std::string kind, const ModelVersion& id, std::string why) {
     worker::Event event;
     event.kind = std::move(kind);

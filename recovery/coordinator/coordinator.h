@@ -40,8 +40,16 @@ struct CoordinatorOptions {
   std::uint64_t recopy_bytes_per_second = std::uint64_t{256} << 20;
   // "host:port" where Prometheus scrapes. "": nowhere. Coordinators that stand by answer, too.
   std::string metrics;
-  // Called at the start of a term. `metrics`: the address in use.
-  std::function<void(const std::string& address, const std::string& metrics)> on_ready;
+  // "host:port" of the status page for people. "": nowhere. Coordinators that stand by answer, too.
+  std::string http;
+  // The addresses in use; "": nowhere.
+  struct Listening {
+    std::string control;
+    std::string metrics;
+    std::string http;
+  };
+  // Called at the start of a term.
+  std::function<void(const Listening& at)> on_ready;
 };
 
 // The `rekindle coordinator` daemon: runs until SIGTERM or SIGINT, or a fatal error.

@@ -32,8 +32,8 @@ namespace rekindle::cli {
 namespace {
 
 // The first lines that a daemon prints, for people and for scripts that wait for them.
-void announce(const Settings& settings, const char* what,
-              const agent::AgentOptions::Listening& at) {
+void announce(const Settings& settings, const char* what, const agent::AgentOptions::Listening& at,
+              const std::string& http = {}) {
   struct Line {
     const char* key;
     const char* does;
@@ -42,7 +42,8 @@ void announce(const Settings& settings, const char* what,
   const Line lines[] = {{"listen", "listening", at.control},
                         {"data", "serving data", at.data},
                         {"health", "answering health", at.health},
-                        {"metrics", "answering metrics", at.metrics}};
+                        {"metrics", "answering metrics", at.metrics},
+                        {"http", "showing the status page", http}};
   Json json = {{"event", "ready"}, {"role", what}};
   for (const Line& line : lines) {
     if (line.address.empty()) continue;
@@ -68,7 +69,15 @@ struct CoordinatorArgs {
   std::uint32_t replicas = 0;
   std::string recopy_rate = "256MiB";
   std::string metrics;
+  std::string http;
 };
+
+// Without a host, the page is for this host only.
+std::string http_address(const std::string& text) {
+  if (text.starts_with(':')) return "127.0.0.1" + text;
+  const bool port = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  return port ? "127.0.0.1:" + text : text;
+}
 
 constexpr std::size_t kMostPullers = 65536;
 
@@ -112,8 +121,10 @@ Result<int> run_coordinator_command(const Settings& settings, const CoordinatorA
   options.replicas = args.replicas;
   TRY(options.recopy_bytes_per_second, parse_size("--recopy-rate", args.recopy_rate));
   options.metrics = args.metrics;
-  options.on_ready = [settings](const std::string& address, const std::string& metrics) {
-    announce(settings, "coordinator", {address, "", "", metrics});
+  options.http = http_address(args.http);
+  if (!options.http.empty()) TRY_VOID(check_address("--http", options.http));
+  options.on_ready = [settings](const coordinator::CoordinatorOptions::Listening& at) {
+    announce(settings, "coordinator", {at.control, "", "", at.metrics}, at.http);
   };
   TRY_VOID(coordinator::run_coordinator(options));
   return kExitOk;
@@ -298,6 +309,10 @@ void add_coordinator(Command& app, Session& session) {
              "Address at which Prometheus scrapes GET /metrics, also of a coordinator that stands\n"
              "by; anyone who reaches it may read [none]")
       .type_name("HOST:PORT");
+  sub.option("--http", args->http,
+             "Address of a status page for browsers. Without HOST, it is for this host only;\n"
+             "anyone who reaches it may read [none]")
+      .type_name("[HOST:]PORT");
   sub.runs_daemon(session, "coordinator",
                   [&session, args] { return run_coordinator_command(session.settings, *args); });
 }
