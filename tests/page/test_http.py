@@ -2,10 +2,11 @@
 import http.client
 import json
 import socket
+import subprocess
 
 import pytest
 
-from fleet import Fleet, eventually
+from fleet import BINARY, Fleet, eventually
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +126,42 @@ def test_agents_events_reach_the_coordinator_and_the_command(fleet):
         return [event for event in map(json.loads, lines) if event["kind"] == "committed"]
     event, = eventually(told)
     assert event["node"] == "talker" and event["phases"] == [["says", 1000]]
+
+
+def test_listening_beyond_this_host_is_said(fleet):
+    _, ready = fleet.daemon("coordinator", "--listen", "127.0.0.1:0", "--state", fleet.directory / "open",
+                            "--http", "0.0.0.0:0")
+    logs = "".join(path.read_text() for path in fleet.directory.glob("coordinator-*.log"))
+    assert logs.count("http.no_rights") == 1 and ready["http"].startswith("0.0.0.0:")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_coordinator_that_stands_by_says_who_leads(fleet, directory):
+    client, peer, http_port = free_port(), free_port(), free_port()
+    urls = f"http://127.0.0.1:{client}"
+    own = f"http://127.0.0.1:{peer}"
+    fleet.processes.append(subprocess.Popen(
+        ["etcd", "--data-dir", directory / "etcd", "--listen-client-urls", urls, "--advertise-client-urls", urls,
+         "--listen-peer-urls", own, "--initial-advertise-peer-urls", own, "--initial-cluster", f"default={own}"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    leader, _ = fleet.daemon("coordinator", "--listen", "127.0.0.1:0", "--etcd", urls, "--etcd-ttl", "2s")
+    fleet.processes.append(subprocess.Popen(
+        [BINARY, "coordinator", "--listen", "127.0.0.1:0", "--etcd", urls, "--etcd-ttl", "2s", "--http", str(http_port)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=fleet.environment))
+    fleet.http = f"127.0.0.1:{http_port}"
+
+    def answer():
+        try:
+            return json.loads(ask(fleet, "/api/v1/fleet")[1])
+        except OSError:
+            return {}
+    said = eventually(lambda: "leads" in answer().get("why", "") and answer())
+    assert said["leading"] is False and f"pid {leader.pid} " in said["why"]
+    assert ask(fleet, "/api/v1/events?after=0")[0].status == 503
+    leader.kill()
+    eventually(lambda: answer().get("leading"))
