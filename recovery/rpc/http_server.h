@@ -28,8 +28,7 @@ struct HttpAnswer {
   int status = 200;
   std::string body;
   std::string content_type = "application/json";
-  // Changes with the body. The answer to a client that has the body already is 304, without it. "":
-  // clients keep nothing.
+  // Changes with the body. A client with this body gets 304 instead. "": clients keep nothing.
   std::string etag;
   std::vector<std::pair<std::string, std::string>> headers = {};
 };
