@@ -77,6 +77,7 @@ class AgentCore {
   AgentPulls& pulls() { return pulls_; }
   VersionRetirement& retirement() { return retirement_; }
   CopyHealth& health() { return health_; }
+  FleetDuties& duties() { return duties_; }
   VersionReaders& readers() { return readers_; }
   CoordinatorLink& link() { return link_; }
   ServedVersions& served() { return served_; }

@@ -308,6 +308,9 @@ Result<void> Daemon::start_workers() {
   core_->readers().set_workers(
       {.count = [this](const ModelVersion& id) { return workers_->readers_of(id); },
        .end = [this](ModelVersion id) { return workers_->before_retire(std::move(id)); }});
+  core_->duties().tell_events([this](std::uint64_t after, std::size_t most) {
+    return workers_->fleet_events(after, most);
+  });
   core_->health().tell_events([this](std::string kind, const ModelVersion& id, std::string why) {
     worker::Event event;
     event.kind = std::move(kind);
@@ -321,11 +324,12 @@ Result<void> Daemon::start_workers() {
 Result<void> Daemon::listen_http() {
   const auto executor = context_.get_executor();
   if (!options_.health.empty()) {
-    TRY(health_, rpc::HttpServer::listen(
-                     executor, "--health", options_.health, [this](std::string_view target) {
-                       auto answer = workers_->board().get(target);
-                       return rpc::HttpAnswer{answer.status, std::move(answer.body)};
-                     }));
+    TRY(health_,
+        rpc::HttpServer::listen(executor, "--health", options_.health,
+                                [this](const rpc::HttpRequest& request) {
+                                  auto answer = workers_->board().get(request.target);
+                                  return rpc::HttpAnswer{answer.status, std::move(answer.body)};
+                                }));
   }
   if (metrics_ == nullptr) return {};
   readings_ = metrics_->add([this](metrics::Readings& readings) { read_metrics(readings); });

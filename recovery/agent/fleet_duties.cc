@@ -14,6 +14,9 @@ using async::Task;
 
 namespace {
 
+// Of a heartbeat; the coordinator takes no more. A new coordinator is told so many again.
+constexpr std::size_t kMostEvents = 64;
+
 template <typename Ids>
 std::vector<ModelVersion> valid_ids(const Ids& ids) {
   std::vector<ModelVersion> valid;
@@ -51,9 +54,23 @@ void FleetDuties::fill(proto::HeartbeatRequest& request) {
     *request.add_failed_fetches() = rpc::to_proto(id);
   }
   for (const ModelVersion& id : report.fetching) *request.add_fetching() = rpc::to_proto(id);
+  telling_ = told_;
+  if (!events_) return;
+  for (proto::FleetEvent& event : events_(told_, kMostEvents)) {
+    telling_ = event.number();
+    *request.add_events() = std::move(event);
+  }
+}
+
+// A new term begins with an empty log, so it is told the newest events again.
+void FleetDuties::events_answered(std::uint64_t epoch) {
+  told_ = telling_;
+  const std::uint64_t before = std::exchange(told_epoch_, epoch);
+  if (before != 0 && before != epoch) told_ -= std::min<std::uint64_t>(told_, kMostEvents);
 }
 
 void FleetDuties::obey(const proto::HeartbeatResponse& response) {
+  events_answered(response.epoch());
   const bool was_drained = orders_.is_drained();
   const auto has_whole = [this](const ModelVersion& id, const Digest& root) {
     return std::ranges::any_of(served_.find(id), [&](const Served* served) {

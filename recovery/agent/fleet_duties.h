@@ -5,6 +5,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include <boost/asio/any_io_executor.hpp>
 
@@ -33,6 +35,12 @@ class FleetDuties {
   FleetDuties(boost::asio::any_io_executor executor, ServedVersions& served, Hooks hooks)
       : executor_(executor), served_(served), hooks_(std::move(hooks)), retirements_(executor) {}
 
+  // The events of this host after a number, oldest first, at most `most`.
+  using EventsAfter =
+      std::function<std::vector<proto::FleetEvent>(std::uint64_t after, std::size_t most)>;
+  // Heartbeats tell these events to the coordinator, each until one is answered.
+  void tell_events(EventsAfter events) { events_ = std::move(events); }
+
   void fill(proto::HeartbeatRequest& request);
   void obey(const proto::HeartbeatResponse& response);
   // Cancels fetches and waits for all tasks, at most until the deadline.
@@ -41,11 +49,19 @@ class FleetDuties {
  private:
   async::Task<void> retire(ModelVersion id);
   async::Task<void> fetch(ModelVersion id);
+  void events_answered(std::uint64_t epoch);
 
   const boost::asio::any_io_executor executor_;
   ServedVersions& served_;
   const Hooks hooks_;
   FleetOrders orders_;
+  // Empty: the agent of a command has no events.
+  EventsAfter events_;
+  // The last event that the coordinator of `told_epoch_` has, and the last one of the heartbeat
+  // that has no answer yet.
+  std::uint64_t told_ = 0;
+  std::uint64_t telling_ = 0;
+  std::uint64_t told_epoch_ = 0;
   async::TaskGroup retirements_;
   // One task each, because each is cancelled on its own.
   std::map<ModelVersion, std::unique_ptr<async::TaskGroup>> fetches_;

@@ -85,10 +85,11 @@ class Scraped {
   std::unique_ptr<rpc::HttpServer> server_;
 };
 
-async::Task<Result<void>> lead_scraped(const TermOptions& options, Stop& told, Scraped& scraped) {
+async::Task<Result<void>> lead_shown(const TermOptions& options, Stop& told, Scraped& scraped) {
   auto leading = lead(options, told);
   auto outcome = co_await std::move(leading);
   co_await scraped.close();
+  co_await options.page.close(kCloseDeadline);
   co_return outcome;
 }
 
@@ -125,7 +126,9 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
   Scraped scraped;
   TRY_VOID(scraped.listen(io.get_executor(), options.metrics));
   CoordinatorOptions current = options;
-  const TermOptions term{current, timing, secret, {}, scraped.counted()};
+  StatusPage page;
+  if (!options.http.empty()) TRY_VOID(page.listen(io.get_executor(), options.http));
+  const TermOptions term{current, timing, secret, {}, scraped.counted(), page};
 
   asio::signal_set signals(io, SIGTERM, SIGINT);
   Stop told(io.get_executor());
@@ -138,7 +141,7 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
   }
   Result<void> outcome;
   std::exception_ptr failed;
-  asio::co_spawn(io, lead_scraped(term, told, scraped),
+  asio::co_spawn(io, lead_shown(term, told, scraped),
                  [&](const std::exception_ptr& exception, Result<void> result) {
                    failed = exception;
                    outcome = std::move(result);

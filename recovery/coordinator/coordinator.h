@@ -40,10 +40,18 @@ struct CoordinatorOptions {
   std::uint64_t recopy_bytes_per_second = std::uint64_t{256} << 20;
   // "host:port" where Prometheus scrapes. "": nowhere. Coordinators that stand by answer, too.
   std::string metrics;
+  // "host:port" of the status page for people. "": nowhere. Coordinators that stand by answer, too.
+  std::string http;
   // Commands may kill this process on purpose.
   bool allow_drills = false;
-  // Called at the start of a term. `metrics`: the address in use.
-  std::function<void(const std::string& address, const std::string& metrics)> on_ready;
+  // The addresses in use; "": nowhere.
+  struct Listening {
+    std::string control;
+    std::string metrics;
+    std::string http;
+  };
+  // Called at the start of a term.
+  std::function<void(const Listening& at)> on_ready;
   // Reads the options again. Called at SIGHUP, on another thread. The coordinator takes the limits
   // of pulls and copies from them. Empty: SIGHUP ends the process.
   std::function<Result<CoordinatorOptions>()> reread;

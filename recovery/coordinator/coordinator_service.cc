@@ -23,8 +23,10 @@ void fill_host(NodeInfo& info, const rpc::Peer& peer) {
 
 }  // namespace
 
-CoordinatorService::CoordinatorService(Core& core, Committer& committer, Options options)
+CoordinatorService::CoordinatorService(Core& core, FleetWatch& watch, Committer& committer,
+                                       Options options)
     : core_(core),
+      watch_(watch),
       committer_(committer),
       options_(std::move(options)),
       gate_(options_.may_answer) {}
@@ -118,6 +120,8 @@ Result<proto::HeartbeatResponse> CoordinatorService::heartbeat(
   TRY(const Heartbeat parsed, from_proto(request));
   TRY(const auto answer,
       core_.heartbeat(request.node_id(), peer.incarnation, parsed, steady_now()));
+  TRY(auto told, events_from(request));
+  watch_.told(request.node_id(), peer.incarnation, std::move(told));
   for (const auto& id : parsed.failed_fetches) {
     log::warn("replica.failed", "version", id.to_string(), "node", request.node_id());
   }
@@ -212,14 +216,24 @@ Result<proto::PullProgressResponse> CoordinatorService::pull_progress(
 Result<proto::ClosePullResponse> CoordinatorService::close_pull(
     const rpc::Peer& peer, const proto::ClosePullRequest& request) {
   TRY(const PullId id, PullId::from_bytes(request.pull_id()));
+  std::string why;
+  if (request.outcome().code() != proto::STATUS_OK) {
+    why = request.outcome().message().empty() ? "failed" : request.outcome().message();
+  }
+  watch_.pull_closes(core_, id, peer.incarnation, cut(why), steady_now(),
+                     std::chrono::system_clock::now());
   TRY_VOID(core_.close_pull(id, peer.incarnation, steady_now()));
-  log::info("pull.closed", "pull", id.hex(), "outcome",
-            request.outcome().code() == proto::STATUS_OK ? "ok" : request.outcome().message());
+  log::info("pull.closed", "pull", id.hex(), "outcome", why.empty() ? "ok" : why);
   return proto::ClosePullResponse();
 }
 
 Result<proto::ClusterStatusResponse> CoordinatorService::status(
-    const rpc::Peer&, const proto::ClusterStatusRequest&) {
+    const rpc::Peer&, const proto::ClusterStatusRequest& request) {
+  if (request.has_events()) {
+    proto::ClusterStatusResponse response;
+    *response.mutable_events() = events_after(core_, watch_, request.events().after());
+    return response;
+  }
   const TimePoint at = steady_now();
   core_.tick(at);
   return make_status(core_, at);

@@ -9,6 +9,7 @@
 #include "recovery/coordinator/committer.h"
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/coordinator/core/core.h"
+#include "recovery/coordinator/core/fleet_watch.h"
 #include "recovery/rpc/rpc.h"
 
 namespace rekindle::coordinator {
@@ -54,7 +55,7 @@ class CoordinatorService {
     // See TermOptions.
     std::function<Result<void>()> may_answer;
   };
-  CoordinatorService(Core& core, Committer& committer, Options options);
+  CoordinatorService(Core& core, FleetWatch& watch, Committer& committer, Options options);
   void attach(rpc::RpcServer& server);
 
  private:
@@ -91,6 +92,7 @@ class CoordinatorService {
                                                                                   Request));
 
   Core& core_;
+  FleetWatch& watch_;
   Committer& committer_;
   const Options options_;
   const AnswerGate gate_;

@@ -20,6 +20,11 @@ constexpr std::uint64_t kMaxTiles = std::uint64_t{1} << 32;
 constexpr int kMaxVersionsPerHeartbeat = 4096;
 constexpr int kMaxJointRanks = 65'536;
 constexpr std::size_t kMaxParts = 4096;
+constexpr int kMaxEventsPerHeartbeat = 64;
+constexpr std::size_t kMaxEventsPerAnswer = 512;
+constexpr int kMaxPhases = 16;
+// The year 2262, in which a 64-bit count of nanoseconds ends.
+constexpr std::uint64_t kLastMicrosecond = std::uint64_t{9'000'000'000'000'000};
 
 constexpr WireEnum<RankState, proto::RankState, 4> kRankStates{{
     {RankState::kAttached, proto::RANK_ATTACHED},
@@ -145,38 +150,6 @@ void fill_instance(proto::InstanceStatus& entry, const std::string& name,
 }
 
 }  // namespace
-
-std::string_view state_name(const Member& member, TimePoint now) {
-  if (member.is_dead()) return "dead";
-  if (member.standing.quarantined(now)) return "quarantined";
-  if (member.flapping.left_out(now)) return "flapping";
-  if (member.state == NodeState::kSuspect || member.connection.empty()) return "suspect";
-  return "alive";
-}
-
-std::string_view state_name(VersionState state) {
-  switch (state) {
-    case VersionState::kStaging:
-      return "staging";
-    case VersionState::kReady:
-      return "ready";
-    case VersionState::kRetiring:
-      return "retiring";
-  }
-  return "unknown";
-}
-
-std::string_view state_name(InstanceState state) {
-  switch (state) {
-    case InstanceState::kLoading:
-      return "loading";
-    case InstanceState::kCommitted:
-      return "committed";
-    case InstanceState::kUnfit:
-      return "unfit";
-  }
-  return "unknown";
-}
 
 Result<void> check_text(std::string_view what, std::string_view text) {
   if (text.size() <= kMaxTextBytes) return {};
@@ -402,6 +375,83 @@ proto::DrainResponse to_proto(const Draining& draining) {
   proto::DrainResponse response;
   response.set_pullers(static_cast<std::uint32_t>(draining.readers));
   for (const auto& id : draining.sole_copies) *response.add_sole_copies() = rpc::to_proto(id);
+  return response;
+}
+
+std::string cut(const std::string& text) {
+  std::size_t size = std::min(text.size(), kMaxTextBytes);
+  const auto continues = [&] {
+    return size < text.size() && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80;
+  };
+  while (size > 0 && continues()) --size;
+  return text.substr(0, size);
+}
+
+Result<std::vector<FleetEvent>> events_from(const proto::HeartbeatRequest& request) {
+  if (request.events_size() > kMaxEventsPerHeartbeat) {
+    return fail(ErrorCode::kInvalid, "a heartbeat with {} events; {} are allowed",
+                request.events_size(), kMaxEventsPerHeartbeat);
+  }
+  std::vector<FleetEvent> events;
+  for (const auto& message : request.events()) {
+    FleetEvent event;
+    event.number = message.number();
+    event.at = WallTime(
+        std::chrono::microseconds(std::min<std::uint64_t>(message.unix_us(), kLastMicrosecond)));
+    event.kind = cut(message.kind());
+    if (message.has_id()) {
+      const auto id = rpc::from_proto(message.id());
+      if (!id) continue;
+      event.id = *id;
+    }
+    event.instance = cut(message.instance());
+    if (message.has_rank()) event.rank = message.rank();
+    event.rung = cut(message.rung());
+    event.why = cut(message.why());
+    for (int i = 0; i < std::min(message.phases_size(), kMaxPhases); ++i) {
+      event.phases.push_back({cut(message.phases(i).name()), message.phases(i).elapsed_us()});
+    }
+    events.push_back(std::move(event));
+  }
+  return events;
+}
+
+namespace {
+
+proto::FleetEvent to_proto(const FleetEvent& event) {
+  proto::FleetEvent message;
+  message.set_number(event.number);
+  message.set_unix_us(static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(event.at.time_since_epoch()).count()));
+  message.set_kind(event.kind);
+  message.set_node_id(event.node_id);
+  if (event.id) *message.mutable_id() = rpc::to_proto(*event.id);
+  if (!event.pull_id.is_nil()) message.set_pull_id(event.pull_id.to_bytes());
+  message.set_round(event.round);
+  message.set_instance(event.instance);
+  if (event.rank) message.set_rank(*event.rank);
+  message.set_rung(event.rung);
+  message.set_why(event.why);
+  message.set_bytes(event.bytes);
+  message.set_elapsed_us(event.elapsed_us);
+  for (const PhaseTime& phase : event.phases) {
+    auto& time = *message.add_phases();
+    time.set_name(phase.name);
+    time.set_elapsed_us(phase.elapsed_us);
+  }
+  return message;
+}
+
+}  // namespace
+
+proto::FleetEventsResponse events_after(const Core& core, const FleetWatch& watch,
+                                        std::uint64_t after) {
+  proto::FleetEventsResponse response;
+  response.set_epoch(core.fleet().epoch());
+  response.set_last(watch.log().last());
+  for (const FleetEvent& event : watch.log().after(after, kMaxEventsPerAnswer)) {
+    *response.add_events() = to_proto(event);
+  }
   return response;
 }
 

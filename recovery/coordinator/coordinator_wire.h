@@ -5,9 +5,11 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "proto/coordinator.pb.h"
 #include "recovery/coordinator/core/core.h"
+#include "recovery/coordinator/core/fleet_watch.h"
 #include "recovery/rpc/rpc.h"
 
 // Converts between coordinator.proto and the core's own types. Every incoming value is checked
@@ -62,10 +64,14 @@ Result<void> check_speaker(const rpc::Peer& peer, const std::string& incarnation
 // The host part of "10.0.0.3:51234"; "" when it is malformed.
 std::string host_of(const std::string& address);
 
-// Names as in the answer for `rekindle status`.
-std::string_view state_name(const Member& member, TimePoint now);
-std::string_view state_name(VersionState state);
-std::string_view state_name(InstanceState state);
+// The events that an agent tells with its heartbeat, at most 64. Long texts are cut; an event with
+// a malformed version is left out.
+Result<std::vector<FleetEvent>> events_from(const proto::HeartbeatRequest& request);
+// At most 512.
+proto::FleetEventsResponse events_after(const Core& core, const FleetWatch& watch,
+                                        std::uint64_t after);
+// To at most 512 bytes, between characters.
+std::string cut(const std::string& text);
 
 // The answer for `rekindle status`.
 proto::ClusterStatusResponse make_status(const Core& core, TimePoint now);

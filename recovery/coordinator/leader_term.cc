@@ -9,6 +9,7 @@
 #include "recovery/coordinator/coordinator_metrics.h"
 #include "recovery/coordinator/coordinator_service.h"
 #include "recovery/coordinator/core/core.h"
+#include "recovery/coordinator/core/fleet_watch.h"
 #include "recovery/coordinator/joint_service.h"
 #include "recovery/coordinator/round_service.h"
 #include "recovery/coordinator/state_records.h"
@@ -55,12 +56,14 @@ Limits limits_of(const CoordinatorOptions& options) {
 }
 
 // The options may change at any moment.
-async::Task<void> tick_forever(const CoordinatorOptions& options, Core& core, Committer& committer,
-                               Services& services) {
+async::Task<void> tick_forever(const CoordinatorOptions& options, Core& core, FleetWatch& watch,
+                               Committer& committer, Services& services) {
   for (;;) {
     co_await async::sleep_for(kTick);
     core.set_limits(limits_of(options));
-    core.tick(steady_now());
+    const TimePoint now = steady_now();
+    core.tick(now);
+    watch.look(core, now, std::chrono::system_clock::now());
     committer.wake();
     services.wake_waiters();
   }
@@ -90,16 +93,31 @@ class CountedTerm {
   std::shared_ptr<const metrics::Metrics::Read> readings_;
 };
 
+// Shows the term on the status page until it goes.
+class ShownTerm {
+ public:
+  ShownTerm(StatusPage& page, const StatusPage::Term& term) : page_(page) {
+    page_.begin_term(term);
+  }
+  ~ShownTerm() { page_.end_term(); }
+  ShownTerm(const ShownTerm&) = delete;
+  ShownTerm& operator=(const ShownTerm&) = delete;
+
+ private:
+  StatusPage& page_;
+};
+
 // Serves calls; the epoch is durable.
-async::Task<Result<void>> serve_until(const TermOptions& options, Core& core, Committer& committer,
-                                      Services& services, rpc::RpcServer& server,
-                                      async::TaskGroup& tasks, Stop& stop) {
+async::Task<Result<void>> serve_until(const TermOptions& options, Core& core, FleetWatch& watch,
+                                      Committer& committer, Services& services,
+                                      rpc::RpcServer& server, async::TaskGroup& tasks, Stop& stop) {
   CO_TRY(const std::string address, server.listen(options.options.listen));
-  tasks.spawn("coordinator.tick", tick_forever(options.options, core, committer, services));
+  tasks.spawn("coordinator.tick", tick_forever(options.options, core, watch, committer, services));
   log::info("coordinator.ready", "address", address, "epoch", core.fleet().epoch(), "versions",
             core.fleet().catalog.all().size());
   if (options.options.on_ready) {
-    options.options.on_ready(address, options.metrics != nullptr ? options.metrics->address : "");
+    options.options.on_ready({address, options.metrics != nullptr ? options.metrics->address : "",
+                              options.page.address()});
   }
   co_await stop.wait();
   log::info("coordinator.stopping", "why", stop.why());
@@ -145,7 +163,9 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   identity.incarnation = Incarnation::random();
   identity.secret = options.secret;
   identity.epoch = [&core] { return core.fleet().epoch(); };
+  FleetWatch watch;
   Services services{{core,
+                     watch,
                      committer,
                      {{identity.incarnation, options.secret}, options.timing, options.may_answer}},
                     {executor, core, options.may_answer},
@@ -154,7 +174,12 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   services.attach(*server);
   rpc::serve_drills(*server, executor, {options.options.allow_drills});
   const CountedTerm counted(begun ? options.metrics : nullptr, core, *server);
-  if (begun) begun = co_await serve_until(options, core, committer, services, *server, tasks, stop);
+  if (begun) {
+    // What comes from now on is an event.
+    watch.look(core, steady_now(), std::chrono::system_clock::now());
+    const ShownTerm shown(options.page, {core, watch, options.may_answer});
+    begun = co_await serve_until(options, core, watch, committer, services, *server, tasks, stop);
+  }
   co_await server->close(kCloseDeadline);
   // A batch that is being written uses the objects of this frame, however long the store takes.
   while (!co_await tasks.close(kCloseDeadline)) {

@@ -9,6 +9,7 @@
 #include "recovery/coordinator/coordinator.h"
 #include "recovery/coordinator/core/types.h"
 #include "recovery/coordinator/state_records.h"
+#include "recovery/coordinator/status_page.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/rpc/rpc_metrics.h"
 #include "src/async/task.h"
@@ -56,6 +57,7 @@ struct TermOptions {
   std::function<Result<void>()> may_answer = {};
   // nullptr: nobody asks for metrics.
   TermMetrics* metrics = nullptr;
+  StatusPage& page;
 };
 
 // Leads one term: from the state in `store`, in its epoch + 1, until `stop` is set. Sets `stop`

@@ -26,11 +26,28 @@ constexpr int kRequestsPerConnection = 10'000;
 using Request = http::request<http::empty_body>;
 using Response = http::response<http::string_body>;
 
+std::string_view field_of(const Request& request, http::field field) {
+  const auto found = request.find(field);
+  if (found == request.end()) return {};
+  return {found->value().data(), found->value().size()};
+}
+
+// Whether the client has this body. It names those that it has in quotes.
+bool has_already(const Request& request, const std::string& etag) {
+  return field_of(request, http::field::if_none_match).find('"' + etag + '"') !=
+         std::string_view::npos;
+}
+
 Response make_response(const Request& request, HttpAnswer answer) {
-  Response response{static_cast<http::status>(answer.status), request.version()};
-  response.set(http::field::content_type, answer.content_type);
-  response.set(http::field::cache_control, "no-store");
+  const bool same = !answer.etag.empty() && has_already(request, answer.etag);
+  const auto status = same ? http::status::not_modified : static_cast<http::status>(answer.status);
+  Response response{status, request.version()};
+  response.set(http::field::cache_control, answer.etag.empty() ? "no-store" : "no-cache");
+  if (!answer.etag.empty()) response.set(http::field::etag, '"' + answer.etag + '"');
+  for (const auto& [name, value] : answer.headers) response.set(name, value);
   response.keep_alive(request.keep_alive());
+  if (same) return response;
+  response.set(http::field::content_type, answer.content_type);
   if (request.method() == http::verb::head) {
     response.content_length(answer.body.size());
   } else {
@@ -104,9 +121,9 @@ async::Task<void> HttpServer::serve(asio::ip::tcp::socket socket) {
     const Request& request = parser.get();
     const bool known = request.method() == http::verb::get || request.method() == http::verb::head;
     const auto target = request.target();
-    Response response =
-        make_response(request, known ? answer_({target.data(), target.size()})
-                                     : HttpAnswer{405, "{\"error\":\"GET or HEAD\"}\n"});
+    const HttpRequest asked{{target.data(), target.size()}, field_of(request, http::field::host)};
+    Response response = make_response(
+        request, known ? answer_(asked) : HttpAnswer{405, "{\"error\":\"GET or HEAD\"}\n"});
     http::response_serializer<http::string_body> serializer(response);
     serializer.split(request.method() == http::verb::head);
     stream.expires_after(options_.request_deadline);

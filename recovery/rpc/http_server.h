@@ -6,6 +6,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -15,10 +17,20 @@
 
 namespace rekindle::rpc {
 
+// Valid during the call.
+struct HttpRequest {
+  std::string_view target;
+  // Of the header Host: "10.0.0.1:7380"; "" without one.
+  std::string_view host;
+};
+
 struct HttpAnswer {
   int status = 200;
   std::string body;
   std::string content_type = "application/json";
+  // Changes with the body. A client with this body gets 304 instead. "": clients keep nothing.
+  std::string etag;
+  std::vector<std::pair<std::string, std::string>> headers = {};
 };
 
 struct HttpOptions {
@@ -27,11 +39,11 @@ struct HttpOptions {
   std::chrono::milliseconds request_deadline{5000};
 };
 
-// An HTTP server for routers, probes and scrapers: GET and HEAD of what `answer` knows. A
+// An HTTP server for routers, probes, scrapers and browsers: GET and HEAD of what `answer` knows. A
 // connection may send many requests. An idle or slow one is closed. Control thread only.
 class HttpServer {
  public:
-  using Answer = std::function<HttpAnswer(std::string_view target)>;
+  using Answer = std::function<HttpAnswer(const HttpRequest&)>;
 
   // `option`: gave the address, and is named in errors.
   static Result<std::unique_ptr<HttpServer>> listen(boost::asio::any_io_executor executor,

@@ -27,8 +27,8 @@ Result<std::unique_ptr<HttpServer>> serve_metrics(boost::asio::any_io_executor e
                                                   const std::string& address,
                                                   const metrics::Metrics& metrics) {
   return HttpServer::listen(
-      std::move(executor), "--metrics", address, [&metrics](std::string_view target) {
-        if (target.substr(0, target.find('?')) != "/metrics") {
+      std::move(executor), "--metrics", address, [&metrics](const HttpRequest& request) {
+        if (request.target.substr(0, request.target.find('?')) != "/metrics") {
           return HttpAnswer{404, "GET /metrics\n", "text/plain"};
         }
         return HttpAnswer{200, metrics.text(), std::string(metrics::kContentType)};

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,6 +15,7 @@
 #include "recovery/worker/core/worker_session.h"
 #include "src/async/task.h"
 #include "src/base/ids.h"
+#include "src/base/numbered_log.h"
 
 namespace rekindle::worker {
 
@@ -51,8 +51,10 @@ class EventLog {
   // Sets the event's number and time.
   void add(Event event);
   // The events after `number` that are still kept, oldest first, at most `most`.
-  std::vector<Event> after(std::uint64_t number, std::size_t most) const;
-  std::uint64_t last() const { return last_; }
+  std::vector<Event> after(std::uint64_t number, std::size_t most) const {
+    return events_.after(number, most);
+  }
+  std::uint64_t last() const { return events_.last(); }
 
   // Returns when there is an event after `number`, at `give_up`, or after close().
   async::Task<void> wait_after(std::uint64_t number, TimePoint give_up);
@@ -60,8 +62,7 @@ class EventLog {
   void close();
 
  private:
-  std::deque<Event> events_;
-  std::uint64_t last_ = 0;
+  NumberedLog<Event> events_{kMost};
   bool closed_ = false;
   std::function<void(const Event&)> watcher_;
   async::Notifier changed_;

@@ -163,6 +163,13 @@ async::Task<proto::AgentEventsResponse> WorkerService::events_after(
   co_return response;
 }
 
+std::vector<proto::FleetEvent> WorkerService::fleet_events(std::uint64_t after,
+                                                           std::size_t most) const {
+  std::vector<proto::FleetEvent> events;
+  for (const Event& event : events_.after(after, most)) events.push_back(to_fleet_event(event));
+  return events;
+}
+
 namespace {
 
 constexpr std::size_t kMostUpdates = 256;  // of one worker

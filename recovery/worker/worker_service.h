@@ -92,6 +92,8 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   void note(Event event) { events_.add(std::move(event)); }
   // The events after `request.after`. Waits for one if there is none yet.
   async::Task<proto::AgentEventsResponse> events_after(proto::AgentEventsRequest request);
+  // The same for the coordinator, at most `most`.
+  std::vector<proto::FleetEvent> fleet_events(std::uint64_t after, std::size_t most) const;
   // Sessions that may still read this version.
   std::uint32_t readers_of(const ModelVersion& id) const { return sessions_.readers_of(id); }
 

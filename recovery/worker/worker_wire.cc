@@ -317,21 +317,35 @@ proto::Updated updated_from(const proto::RoundStatus& round) {
   return updated;
 }
 
-proto::AgentEvent to_proto(const Event& event) {
-  proto::AgentEvent message;
+namespace {
+
+template <typename Message>
+Message event_message(const Event& event) {
+  Message message;
   message.set_number(event.number);
   message.set_unix_us(static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(event.at.time_since_epoch()).count()));
   message.set_kind(event.kind);
   message.set_instance(event.instance);
   if (event.rank) message.set_rank(*event.rank);
-  message.set_session(event.session);
-  message.set_pid(event.pid);
   if (event.version) *message.mutable_id() = rpc::to_proto(*event.version);
   message.set_rung(event.rung);
   message.set_why(event.why);
   if (event.phases) add_phases(message, *event.phases);
   return message;
+}
+
+}  // namespace
+
+proto::AgentEvent to_proto(const Event& event) {
+  auto message = event_message<proto::AgentEvent>(event);
+  message.set_session(event.session);
+  message.set_pid(event.pid);
+  return message;
+}
+
+proto::FleetEvent to_fleet_event(const Event& event) {
+  return event_message<proto::FleetEvent>(event);
 }
 
 }  // namespace rekindle::worker

@@ -70,5 +70,7 @@ proto::WorkerSession status_of(const WorkerSession& session, std::uint32_t rank,
                                TimePoint now);
 proto::Updated updated_from(const proto::RoundStatus& round);
 proto::AgentEvent to_proto(const Event& event);
+// For the coordinator.
+proto::FleetEvent to_fleet_event(const Event& event);
 
 }  // namespace rekindle::worker

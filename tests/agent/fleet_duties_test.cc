@@ -193,6 +193,31 @@ TEST_F(Duties, ReadersAreSaidOfTheVersionsThatAreToBeLetGo) {
   EXPECT_FALSE(served_.draining().contains(kV1)) << "it was published again";
 }
 
+TEST_F(Duties, EventsAreToldUntilAHeartbeatIsAnswered) {
+  std::uint64_t last = 100;
+  duties_.tell_events([&last](std::uint64_t after, std::size_t most) {
+    std::vector<proto::FleetEvent> events;
+    for (std::uint64_t i = after + 1; i <= last && events.size() < most; ++i) {
+      events.emplace_back().set_number(i);
+    }
+    return events;
+  });
+  proto::HeartbeatResponse heard;
+  heard.set_epoch(4);
+  EXPECT_EQ(beat().events_size(), 64);
+  EXPECT_EQ(beat().events(0).number(), 1u) << "the answer to the last one may be lost";
+  duties_.obey(heard);
+  EXPECT_EQ(beat().events(0).number(), 65u);
+  duties_.obey(heard);
+  EXPECT_EQ(beat().events_size(), 0);
+  last = 101;
+  EXPECT_EQ(beat().events_size(), 1);
+  // A coordinator that has just begun knows nothing of them.
+  heard.set_epoch(5);
+  duties_.obey(heard);
+  EXPECT_EQ(beat().events(0).number(), 38u);
+}
+
 TEST_F(Duties, AVersionIsLetGoOnceThoughItIsToldWithEachHeartbeat) {
   for (int i = 0; i < 3; ++i) duties_.obey(answer({}, {kV1}));
   loop_.run_until([&] { return announced_ > 0; });

@@ -25,8 +25,8 @@ int main(int argc, char** argv) {
       if (!rekindle::arm_failpoints(argv[i + 1])) return 2;
     }
   }
-  options.on_ready = [](const std::string& address, const std::string&) {
-    fmt::print("ready {}\n", address);
+  options.on_ready = [](const rekindle::coordinator::CoordinatorOptions::Listening& at) {
+    fmt::print("ready {}\n", at.control);
     std::fflush(stdout);
   };
   const auto done = rekindle::coordinator::run_coordinator(options);

@@ -23,9 +23,15 @@ class HttpServerTest : public ::testing::Test {
   void start(HttpOptions options) {
     auto server = HttpServer::listen(
         context_.get_executor(), "--health", "127.0.0.1:0",
-        [](std::string_view target) {
-          return target == "/ready/i" ? HttpAnswer{200, "{\"ready\":true}\n"}
-                                      : HttpAnswer{503, "{\"ready\":false}\n"};
+        [](const HttpRequest& request) {
+          if (request.target == "/tagged") {
+            HttpAnswer answer{200, "body"};
+            answer.etag = "v1";
+            answer.headers = {{"X-Host", std::string(request.host)}};
+            return answer;
+          }
+          return request.target == "/ready/i" ? HttpAnswer{200, "{\"ready\":true}\n"}
+                                              : HttpAnswer{503, "{\"ready\":false}\n"};
         },
         options);
     ASSERT_TRUE(server) << server.error().message();
@@ -78,6 +84,25 @@ TEST_F(HttpServerTest, HeadHasTheHeaderOnly) {
   EXPECT_TRUE(head.starts_with("HTTP/1.1 200 ")) << head;
   EXPECT_TRUE(head.ends_with("\r\n\r\n")) << head;
   EXPECT_NE(head.find("Content-Length: 15"), std::string::npos) << head;
+}
+
+TEST_F(HttpServerTest, ABodyThatTheClientHasIsNotSentAgain) {
+  const std::string first = ask(get("/tagged"));
+  EXPECT_NE(first.find("ETag: \"v1\"\r\n"), std::string::npos) << first;
+  EXPECT_NE(first.find("Cache-Control: no-cache\r\n"), std::string::npos) << first;
+  EXPECT_NE(first.find("X-Host: x\r\n"), std::string::npos) << first;
+  const auto ask_with = [this](const std::string& tags) {
+    return ask("GET /tagged HTTP/1.1\r\nHost: x\r\nConnection: close\r\nIf-None-Match: " + tags +
+               "\r\n\r\n");
+  };
+  const std::string same = ask_with("\"v0\", \"v1\"");
+  EXPECT_TRUE(same.starts_with("HTTP/1.1 304 ")) << same;
+  EXPECT_TRUE(same.ends_with("\r\n\r\n")) << same;
+  EXPECT_TRUE(ask_with("\"v11\"").starts_with("HTTP/1.1 200 "));
+}
+
+TEST_F(HttpServerTest, AnAnswerWithoutATagIsNotKept) {
+  EXPECT_NE(ask(get("/ready/i")).find("Cache-Control: no-store\r\n"), std::string::npos);
 }
 
 TEST_F(HttpServerTest, OtherMethodsAreRefused) {

@@ -23,8 +23,8 @@ namespace rekindle::cli {
 namespace {
 
 // The first lines that a daemon prints, for people and for scripts that wait for them.
-void announce(const Settings& settings, const char* what,
-              const agent::AgentOptions::Listening& at) {
+void announce(const Settings& settings, const char* what, const agent::AgentOptions::Listening& at,
+              const std::string& http = {}) {
   struct Line {
     const char* key;
     const char* does;
@@ -33,7 +33,8 @@ void announce(const Settings& settings, const char* what,
   const Line lines[] = {{"listen", "listening", at.control},
                         {"data", "serving data", at.data},
                         {"health", "answering health", at.health},
-                        {"metrics", "answering metrics", at.metrics}};
+                        {"metrics", "answering metrics", at.metrics},
+                        {"http", "showing the status page", http}};
   Json json = {{"event", "ready"}, {"role", what}};
   for (const Line& line : lines) {
     if (line.address.empty()) continue;
@@ -58,9 +59,8 @@ Result<int> run_coordinator_command(const Session& session) {
   const DaemonSettings& read = *session.daemon_settings;
   warn_of_unknown_variables(read);
   coordinator::CoordinatorOptions options = read.coordinator;
-  options.on_ready = [shared = read.shared](const std::string& address,
-                                            const std::string& metrics) {
-    announce(shared, "coordinator", {address, "", "", metrics});
+  options.on_ready = [shared = read.shared](const coordinator::CoordinatorOptions::Listening& at) {
+    announce(shared, "coordinator", {at.control, "", "", at.metrics}, at.http);
   };
   const auto reloader = std::make_shared<Reloader>(session.words, read.all);
   options.reread = [reloader]() -> Result<coordinator::CoordinatorOptions> {

@@ -22,12 +22,16 @@ constexpr std::chrono::milliseconds kEventsRetry{250};
 
 struct EventsArgs {
   std::string agent;
+  bool fleet = false;
   bool follow = false;
 };
 
 // The events of an agent, each once. After a restart of the agent they begin anew.
 class EventsSource {
  public:
+  // Calls wait for events.
+  static constexpr std::chrono::milliseconds kPause{0};
+
   static Result<EventsSource> create(const Settings& settings, const EventsArgs& args) {
     EventsSource source;
     const std::string address =
@@ -62,7 +66,46 @@ class EventsSource {
   std::uint64_t after_ = 0;
 };
 
-Result<void> show(const Settings& settings, const proto::AgentEventsResponse& response) {
+// The events of the fleet, each once. After a change of the coordinator they begin anew.
+class FleetEventsSource {
+ public:
+  static constexpr std::chrono::milliseconds kPause{kWaitMs};
+
+  static Result<FleetEventsSource> create(const Settings& settings) {
+    if (settings.coordinator.empty()) {
+      return fail(ErrorCode::kInvalid, "--fleet: give the fleet's --coordinator HOST:PORT");
+    }
+    FleetEventsSource source;
+    TRY(source.remote_, Remote::create(settings, settings.coordinator));
+    return source;
+  }
+
+  Result<proto::FleetEventsResponse> next(std::uint32_t wait_ms) {
+    proto::ClusterStatusRequest request;
+    request.mutable_events()->set_after(after_);
+    TRY(auto status, (remote_->call<proto::COORDINATOR_STATUS>(request)));
+    if (!status.has_events()) {
+      return fail(ErrorCode::kUnavailable, "the coordinator at {} is older and reports no events",
+                  remote_->address());
+    }
+    proto::FleetEventsResponse response = std::move(*status.mutable_events());
+    const std::uint64_t before = std::exchange(epoch_, response.epoch());
+    if (before != 0 && before != epoch_) {
+      after_ = 0;
+      return next(wait_ms);
+    }
+    if (response.events_size() > 0) after_ = response.events().rbegin()->number();
+    return response;
+  }
+
+ private:
+  std::unique_ptr<Remote> remote_;
+  std::uint64_t epoch_ = 0;
+  std::uint64_t after_ = 0;
+};
+
+template <typename Response>
+Result<void> show(const Settings& settings, const Response& response) {
   for (const auto& event : response.events()) {
     if (settings.json) {
       print_json_line(to_json(event));
@@ -73,8 +116,9 @@ Result<void> show(const Settings& settings, const proto::AgentEventsResponse& re
   return flush_output();
 }
 
-// Until a signal comes. An unreachable agent does not end it.
-Result<int> follow(const Settings& settings, EventsSource source) {
+// Until a signal comes. An unreachable daemon does not end it.
+template <typename Source>
+Result<int> follow(const Settings& settings, Source source) {
   const Interrupts interrupts;
   bool away = false;
   while (true) {
@@ -87,16 +131,13 @@ Result<int> follow(const Settings& settings, EventsSource source) {
     if (response) TRY_VOID(show(settings, *response));
     // Nobody reads any more.
     if (std::ferror(stdout) != 0) return kExitOk;
-    if (interrupts.within(away ? kEventsRetry : std::chrono::milliseconds(0))) return kExitOk;
+    if (interrupts.within(away ? kEventsRetry : Source::kPause)) return kExitOk;
   }
 }
 
-Result<int> events(const Settings& settings, const EventsArgs& args) {
-  if (!args.agent.empty() && !args.agent.starts_with(rpc::kUnixPrefix)) {
-    TRY_VOID(check_address("--agent", args.agent));
-  }
-  TRY(auto source, EventsSource::create(settings, args));
-  if (args.follow) return follow(settings, std::move(source));
+template <typename Source>
+Result<int> print_events(const Settings& settings, bool follows, Source source) {
+  if (follows) return follow(settings, std::move(source));
   while (true) {
     TRY(const auto response, source.next(0));
     TRY_VOID(show(settings, response));
@@ -104,6 +145,21 @@ Result<int> events(const Settings& settings, const EventsArgs& args) {
       return kExitOk;
     }
   }
+}
+
+Result<int> events(const Settings& settings, const EventsArgs& args) {
+  if (args.fleet) {
+    if (!args.agent.empty()) {
+      return fail(ErrorCode::kInvalid, "--agent and --fleet: give one of them");
+    }
+    TRY(auto source, FleetEventsSource::create(settings));
+    return print_events(settings, args.follow, std::move(source));
+  }
+  if (!args.agent.empty() && !args.agent.starts_with(rpc::kUnixPrefix)) {
+    TRY_VOID(check_address("--agent", args.agent));
+  }
+  TRY(auto source, EventsSource::create(settings, args));
+  return print_events(settings, args.follow, std::move(source));
 }
 
 }  // namespace
@@ -116,6 +172,9 @@ void add_events(Command& app, Session& session) {
       "a line.");
   auto args = std::make_shared<EventsArgs>();
   sub.option("--agent", args->agent, "Ask this agent").type_name("HOST:PORT");
+  sub.flag("--fleet", args->fleet,
+           "Ask the coordinator instead, for the events of the whole fleet in its term: hosts,\n"
+           "versions, pulls, updates, and those that agents have told it");
   sub.flag("-f,--follow", args->follow, "Continue until interrupted");
   sub.runs(session, "events", [&session, args] { return events(session.settings, *args); });
 }

@@ -28,6 +28,13 @@ Result<void> check_max_pullers(std::size_t count) {
   return fail(ErrorCode::kInvalid, "--max-pullers: 1 to {} are possible", kMostPullers);
 }
 
+// Without a host, the page is for this host only.
+std::string http_address(const std::string& text) {
+  if (text.starts_with(':')) return "127.0.0.1" + text;
+  const bool port = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  return port ? "127.0.0.1:" + text : text;
+}
+
 // An address that may be left out.
 Result<void> check_own_address(const char* option, const std::string& text) {
   return text.empty() ? Result<void>() : check_address(option, text);
@@ -178,6 +185,8 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
   check_shared(settings, problems);
   problems.check("listen", check_address("--listen", args.listen));
   problems.check("metrics", check_own_address("--metrics", args.metrics));
+  options.http = http_address(args.http);
+  problems.check("http", check_own_address("--http", options.http));
   problems.check("max-pullers", check_max_pullers(args.max_pullers));
   options.listen = args.listen;
   options.state_directory =
@@ -286,6 +295,10 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
              "Address at which Prometheus scrapes GET /metrics, also of a coordinator that stands\n"
              "by; anyone who reaches it may read [none]")
       .type_name("HOST:PORT");
+  sub.option("--http", args.http,
+             "Address of a status page for browsers. Without HOST, it is for this host only;\n"
+             "anyone who reaches it may read [none]")
+      .type_name("[HOST:]PORT");
   sub.flag("--allow-drills", args.allow_drills, "Let `rekindle drill` kill this process [off]");
 }
 

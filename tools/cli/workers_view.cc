@@ -145,6 +145,48 @@ std::string to_line(const proto::AgentEvent& event) {
   return printable(line);
 }
 
+Json to_json(const proto::FleetEvent& event) {
+  Json json{{"number", event.number()},
+            {"time", utc_time(event.unix_us())},
+            {"unix_us", event.unix_us()},
+            {"kind", event.kind()}};
+  const auto put = [&json](const char* name, const std::string& value) {
+    if (!value.empty()) json[name] = value;
+  };
+  put("node", event.node_id());
+  put("instance", event.instance());
+  if (event.has_rank()) json["rank"] = event.rank();
+  if (event.has_id()) {
+    json["version"] = fmt::format("{}@{}", event.id().model(), event.id().version());
+  }
+  if (const auto pull = PullId::from_bytes(event.pull_id())) json["pull"] = pull->hex();
+  if (event.round() != 0) json["round"] = event.round();
+  put("rung", event.rung());
+  put("why", event.why());
+  if (event.bytes() > 0) json["bytes"] = event.bytes();
+  if (event.elapsed_us() > 0) json["elapsed_us"] = event.elapsed_us();
+  for (const auto& phase : event.phases()) {
+    json["phases"].push_back({phase.name(), phase.elapsed_us()});
+  }
+  return json;
+}
+
+std::string to_line(const proto::FleetEvent& event) {
+  std::string line = utc_time(event.unix_us());
+  if (!event.node_id().empty()) line += " " + event.node_id();
+  if (!event.instance().empty()) line += " " + event.instance();
+  if (event.has_rank()) line += fmt::format("/{}", event.rank());
+  if (event.has_id()) line += fmt::format(" {}@{}", event.id().model(), event.id().version());
+  if (!event.rung().empty()) line += " " + event.rung();
+  line += " " + event.kind();
+  if (event.bytes() > 0) line += " " + format_bytes(event.bytes());
+  if (event.elapsed_us() > 0) {
+    line += fmt::format(" in {:.3f} s", static_cast<double>(event.elapsed_us()) / 1e6);
+  }
+  if (!event.why().empty()) line += ": " + event.why();
+  return printable(line);
+}
+
 namespace {
 
 using Member = proto::RoundStatus::Member;

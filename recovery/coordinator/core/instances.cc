@@ -209,4 +209,16 @@ void Instances::shift(Duration by) {
   }
 }
 
+std::string_view state_name(InstanceState state) {
+  switch (state) {
+    case InstanceState::kLoading:
+      return "loading";
+    case InstanceState::kCommitted:
+      return "committed";
+    case InstanceState::kUnfit:
+      return "unfit";
+  }
+  return "unknown";
+}
+
 }  // namespace rekindle::coordinator

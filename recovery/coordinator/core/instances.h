@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "recovery/coordinator/core/membership.h"
 #include "recovery/coordinator/core/types.h"
@@ -34,6 +35,8 @@ struct RankReport {
 };
 
 enum class InstanceState { kLoading, kCommitted, kUnfit };
+// As in the answer for `rekindle status`.
+std::string_view state_name(InstanceState state);
 struct InstanceAnswer {
   // The same for all ranks of the generation.
   ModelVersion id;

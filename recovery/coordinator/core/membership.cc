@@ -178,4 +178,12 @@ Member* Membership::find(const std::string& node_id, const Incarnation& incarnat
   return const_cast<Member*>(std::as_const(*this).find(node_id, incarnation));
 }
 
+std::string_view state_name(const Member& member, TimePoint now) {
+  if (member.is_dead()) return "dead";
+  if (member.standing.quarantined(now)) return "quarantined";
+  if (member.flapping.left_out(now)) return "flapping";
+  if (member.state == NodeState::kSuspect || member.connection.empty()) return "suspect";
+  return "alive";
+}
+
 }  // namespace rekindle::coordinator

@@ -5,6 +5,7 @@
 #include <map>
 #include <ranges>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -153,6 +154,9 @@ struct Member {
   // Nodes of one failure domain fail together. Without a configured domain that is the host.
   std::string domain() const;
 };
+
+// As in the answer for `rekindle status`.
+std::string_view state_name(const Member& member, TimePoint now);
 
 // The nodes of the fleet and how alive each is. A node id belongs to one incarnation until that is
 // dead or its connection has closed. A silent node from which pullers still read is cut off from

@@ -259,4 +259,16 @@ Result<DurableVersion> VersionResolver::resolve_update(const ModelVersion& id,
   return *version;
 }
 
+std::string_view state_name(VersionState state) {
+  switch (state) {
+    case VersionState::kStaging:
+      return "staging";
+    case VersionState::kReady:
+      return "ready";
+    case VersionState::kRetiring:
+      return "retiring";
+  }
+  return "unknown";
+}
+
 }  // namespace rekindle::coordinator

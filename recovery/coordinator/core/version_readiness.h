@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "recovery/coordinator/core/fleet_state.h"
@@ -12,6 +13,9 @@ namespace rekindle::coordinator {
 // kStaging: claimed, but the live nodes do not hold all of it. kReady: the live nodes hold all of
 // it, verified. kRetiring: retired.
 enum class VersionState { kStaging, kReady, kRetiring };
+
+// As in the answer for `rekindle status`.
+std::string_view state_name(VersionState state);
 
 // Decides when a version is READY: as soon as the live nodes hold all of it, verified. Either their
 // tiles cover it, be it by one whole copy or by shards of several nodes; or each layout of its

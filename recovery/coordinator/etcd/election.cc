@@ -202,7 +202,10 @@ async::Task<Result<void>> stand_and_lead(const TermOptions& options, Stop& told)
         const auto won = co_await etcd.campaign();
         if (won) term = *won;
         const auto loss = candidacy.campaigned(won ? Result<void>() : fail(Error(won.error())));
-        if (loss) log::info("coordinator.standing_by", "why", *loss);
+        if (loss) {
+          log::info("coordinator.standing_by", "why", *loss);
+          options.page.stand_by(*loss);
+        }
         break;
       }
       case Candidacy::State::kConfirming: {
