@@ -16,6 +16,7 @@
 #include "recovery/coordinator/leader_term.h"
 #include "recovery/coordinator/state_directory.h"
 #include "recovery/rpc/grants.h"
+#include "recovery/rpc/otlp_exporter.h"
 #include "src/base/log.h"
 
 namespace rekindle::coordinator {
@@ -57,6 +58,8 @@ async::Task<Result<void>> lead(const TermOptions& options, Stop& told) {
 // Where Prometheus scrapes this process, whether it leads or stands by.
 class Scraped {
  public:
+  explicit Scraped(const rpc::Tracing& tracing) : tracing_(tracing) {}
+
   // "": nowhere.
   Result<void> listen(const asio::any_io_executor& executor, const std::string& address) {
     if (address.empty()) return {};
@@ -65,6 +68,7 @@ class Scraped {
       readings.gauge("rekindle_coordinator_leading",
                      "1 while this coordinator leads, 0 while it stands by.",
                      counted_->leading ? 1 : 0);
+      tracing_.read(readings);
     });
     TRY(server_, rpc::serve_metrics(executor, address, metrics_));
     counted_->address = server_->address();
@@ -77,6 +81,7 @@ class Scraped {
   TermMetrics* counted() { return counted_ ? &*counted_ : nullptr; }
 
  private:
+  const rpc::Tracing& tracing_;
   metrics::Metrics metrics_;
   std::optional<TermMetrics> counted_;
   std::shared_ptr<const metrics::Metrics::Read> readings_;
@@ -95,10 +100,12 @@ async::Task<Result<void>> lead_scraped(const TermOptions& options, Stop& told, S
 Result<void> run_coordinator(const CoordinatorOptions& options) {
   TRY(const Timing timing, make_timing(options));
   TRY(const std::string secret, rpc::read_secret(options.secret_file.string()));
+  // Outlives the calls that the context may still have.
+  TRY(const auto tracing, rpc::Tracing::create("coordinator", "coordinator", options.otlp));
   asio::io_context io(1);
-  Scraped scraped;
+  Scraped scraped(*tracing);
   TRY_VOID(scraped.listen(io.get_executor(), options.metrics));
-  const TermOptions term{options, timing, secret, {}, scraped.counted()};
+  const TermOptions term{options, timing, secret, {}, scraped.counted(), &tracing->tracer};
 
   asio::signal_set signals(io, SIGTERM, SIGINT);
   Stop told(io.get_executor());

@@ -141,10 +141,14 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   identity.epoch = [&core] { return core.fleet().epoch(); };
   Services services{{core,
                      committer,
-                     {{identity.incarnation, options.secret}, options.timing, options.may_answer}},
-                    {executor, core, options.may_answer},
+                     {{identity.incarnation, options.secret},
+                      options.timing,
+                      options.may_answer,
+                      options.tracer}},
+                    {executor, core, options.may_answer, options.tracer},
                     {executor, core, options.may_answer}};
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
+  if (options.tracer != nullptr) server->trace_calls(*options.tracer);
   services.attach(*server);
   const CountedTerm counted(begun ? options.metrics : nullptr, core, *server);
   if (begun) begun = co_await serve_until(options, core, committer, services, *server, tasks, stop);

@@ -56,6 +56,8 @@ struct TermOptions {
   std::function<Result<void>()> may_answer = {};
   // nullptr: nobody asks for metrics.
   TermMetrics* metrics = nullptr;
+  // nullptr: operations leave no spans.
+  trace::Tracer* tracer = nullptr;
 };
 
 // Leads one term: from the state in `store`, in its epoch + 1, until `stop` is set. Sets `stop`

@@ -68,6 +68,7 @@ struct CoordinatorArgs {
   std::uint32_t replicas = 0;
   std::string recopy_rate = "256MiB";
   std::string metrics;
+  std::string otlp;
 };
 
 constexpr std::size_t kMostPullers = 65536;
@@ -112,6 +113,7 @@ Result<int> run_coordinator_command(const Settings& settings, const CoordinatorA
   options.replicas = args.replicas;
   TRY(options.recopy_bytes_per_second, parse_size("--recopy-rate", args.recopy_rate));
   options.metrics = args.metrics;
+  options.otlp = args.otlp;
   options.on_ready = [settings](const std::string& address, const std::string& metrics) {
     announce(settings, "coordinator", {address, "", "", metrics});
   };
@@ -298,6 +300,7 @@ void add_coordinator(Command& app, Session& session) {
              "Address at which Prometheus scrapes GET /metrics, also of a coordinator that stands\n"
              "by; anyone who reaches it may read [none]")
       .type_name("HOST:PORT");
+  add_otlp_option(sub, args->otlp);
   sub.runs_daemon(session, "coordinator",
                   [&session, args] { return run_coordinator_command(session.settings, *args); });
 }
@@ -354,6 +357,7 @@ void add_agent(Command& app, Session& session) {
              "Address at which Prometheus scrapes GET /metrics; anyone who reaches it may read\n"
              "[none]")
       .type_name("HOST:PORT");
+  add_otlp_option(sub, options.otlp);
   sub.option("--load-timeout", args->load_timeout,
              "Time for a worker to load its weights once they are on this host [10min]")
       .type_name("TIME");
