@@ -81,8 +81,10 @@ void PullTrace::end_transfer(const SourceTable& sources) {
   for (std::size_t i = 0; i < work_.size() && i < sources.size(); ++i) {
     const ActiveSource& source = sources[i];
     const transport::SourceStats& stats = batch_.sources[i];
-    // The handshake of a source that never sent anything has a span of its own.
-    if (stats.bytes == 0 && stats.failures == 0) continue;
+    // One that did not connect has a span for its handshake only.
+    const bool connected = source.connected_at >= transfer_began_ || source.peer == nullptr;
+    if (!connected && stats.bytes == 0 && stats.failures == 0) continue;
+    if (stats.bytes == 0) work_[i].last_byte = std::max(work_[i].began, steady_now());
     const auto context =
         tracer_->record("source", phase_.context(), work_[i].began, work_[i].last_byte,
                         describe(source, stats), source.state.lost() ? source.state.cause() : "");

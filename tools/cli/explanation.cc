@@ -120,7 +120,7 @@ struct SourceWork {
   std::int64_t failed_slices = 0;
   std::string lost;  // why
 
-  bool capped() const { return cap > 0 && rate >= kAtCap * static_cast<double>(cap); }
+  bool at_cap() const { return cap > 0 && rate >= kAtCap * static_cast<double>(cap); }
 };
 
 std::vector<SourceWork> sources_of(const std::vector<const Span*>& spans) {
@@ -152,7 +152,7 @@ class PullExplanation {
   PullExplanation(const Span& pull, const Tree& tree)
       : pull_(pull),
         tree_(tree),
-        phases_(phases_of(tree.children(pull))),
+        phases_(phases_of(own_children(pull, tree))),
         sources_(sources_of(tree.below(pull, "source"))) {}
 
   std::vector<Finding> make() {
@@ -169,6 +169,14 @@ class PullExplanation {
   }
 
  private:
+  // Without what other processes did for it.
+  static std::vector<const Span*> own_children(const Span& pull, const Tree& tree) {
+    auto spans = tree.children(pull);
+    std::erase_if(spans, [&](const Span* span) {
+      return span->service != pull.service || span->node != pull.node;
+    });
+    return spans;
+  }
   void add(std::string kind, std::string text, std::string advice = "") {
     findings_.push_back({std::move(kind), std::move(text), std::move(advice)});
   }
@@ -210,14 +218,21 @@ class PullExplanation {
         if (&other != &source) others.push_back(other.rate);
       }
       const double usual = median(others);
-      const bool slow = !others.empty() && source.rate > 0 && source.rate < kSlow * usual;
-      if (!slow && !source.capped()) continue;
-      std::string text = fmt::format("Source {} sent {}", source.name, format_rate(source.rate));
-      if (slow) {
+      const bool slow = !others.empty() && source.rate < kSlow * usual;
+      // Its slices were taken from it before the first one had arrived.
+      const bool nothing = source.bytes == 0;
+      const bool capped = source.at_cap() || (slow && source.cap > 0 &&
+                                              static_cast<double>(source.cap) < kSlow * usual);
+      if (!slow && !capped) continue;
+      std::string text = fmt::format("Source {} sent {}", source.name,
+                                     nothing ? "nothing in time" : format_rate(source.rate));
+      if (slow && nothing) {
+        text += fmt::format("; the others sent {}", format_rate(usual));
+      } else if (slow) {
         text += fmt::format(", {:.1f} times slower than the others ({})", usual / source.rate,
                             format_rate(usual));
       }
-      if (source.capped()) {
+      if (capped) {
         add(slow ? "slow_source" : "capped",
             fmt::format("{}. It may send this pull {} at most.", text,
                         format_rate(static_cast<double>(source.cap))),
@@ -297,12 +312,14 @@ class PullExplanation {
       stolen += transfer->number("rekindle.stolen_slices");
     }
     const std::int64_t wrong = pull_.number("rekindle.refetched_bytes");
-    if (retried > 0) {
-      add("repeated", fmt::format("{} slices failed and were asked for again.", retried));
+    // Stolen slices are asked for again, too.
+    if (retried > stolen) {
+      add("repeated",
+          fmt::format("{} slice(s) failed and were asked for again.", retried - stolen));
     }
     if (stolen > 0) {
       add("repeated",
-          fmt::format("{} slices were taken from a slow source and read from another one.",
+          fmt::format("{} slice(s) were taken from a slow source and read from another one.",
                       stolen));
     }
     if (wrong > 0) {
@@ -314,7 +331,7 @@ class PullExplanation {
   void bound() {
     if (phases_.empty() || share(phases_[0].took, pull_.duration) < kBounds) return;
     const std::string& name = phases_[0].name;
-    const bool all_capped = !sources_.empty() && std::ranges::all_of(sources_, &SourceWork::capped);
+    const bool all_capped = !sources_.empty() && std::ranges::all_of(sources_, &SourceWork::at_cap);
     if (name == "transfer" && all_capped) {
       return add("bound", "The caps of its sources bounded the pull: each sent as much as it may.",
                  "Raise --max-rate of the agents, or keep more copies (--replicas).");
