@@ -28,9 +28,9 @@ struct OtlpTarget {
   static Result<OtlpTarget> parse(std::string_view url);
 };
 
-// Posts the spans of a process to a collector, in batches, from a thread of its own: a collector
-// that is slow or away holds nothing up. Spans that find the queue full are dropped and counted,
-// and so are those that the collector refuses.
+// Posts the spans of a process to a collector, in batches, from an extra thread: a slow or
+// absent collector holds nothing up. Spans that find the queue full are dropped and counted, and
+// so are those that the collector refuses.
 class OtlpExporter {
  public:
   struct Options {
@@ -45,8 +45,7 @@ class OtlpExporter {
 
   explicit OtlpExporter(OtlpTarget target);
   OtlpExporter(OtlpTarget target, Options options);
-  // Sends what is left, with one post that may fail, and ends. Takes two deadlines of a post at
-  // most.
+  // Sends the rest, with one post that may fail, and ends. Takes two deadlines of a post at most.
   ~OtlpExporter();
 
   // Any thread.

@@ -6,7 +6,7 @@
 #include "recovery/trace/tracer.h"
 #include "src/base/result.h"
 
-// Spans in messages. Text that is too long is cut; ids of a wrong length are an error.
+// Spans in messages. Long text is cut; ids of a wrong length are an error.
 namespace rekindle::trace {
 
 // What a puller may send when it closes its pull.
