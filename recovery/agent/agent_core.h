@@ -51,6 +51,8 @@ struct CoreOptions {
   std::string tcp_congestion;
   // Outlives the agent. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
+  // Outlives the agent and its executor. nullptr: operations leave no spans.
+  trace::Tracer* tracer = nullptr;
 };
 
 // Makes the units of an agent and connects them: the store, the transfer engine and the pools; the

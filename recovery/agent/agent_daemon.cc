@@ -24,7 +24,9 @@
 #include "recovery/rpc/grants.h"
 #include "recovery/rpc/http_server.h"
 #include "recovery/rpc/methods.h"
+#include "recovery/rpc/otlp_exporter.h"
 #include "recovery/rpc/rpc_metrics.h"
+#include "recovery/trace/trace_wire.h"
 #include "recovery/worker/worker_service.h"
 #include "src/async/offload.h"
 #include "src/async/task.h"
@@ -106,8 +108,11 @@ proto::DeviceProcess to_proto(const device::LinkStatus& status) {
 // One control thread, the transports' servers, the listeners, and the device process beside it.
 class Daemon {
  public:
-  Daemon(boost::asio::io_context& context, const AgentOptions& options)
-      : context_(context), options_(options), signals_(context, SIGTERM, SIGINT) {
+  Daemon(boost::asio::io_context& context, const AgentOptions& options, rpc::Tracing& tracing)
+      : context_(context),
+        options_(options),
+        tracing_(tracing),
+        signals_(context, SIGTERM, SIGINT) {
     if (options.reread) hangups_.add(SIGHUP);
   }
 
@@ -128,6 +133,7 @@ class Daemon {
 
   boost::asio::io_context& context_;
   const AgentOptions& options_;
+  rpc::Tracing& tracing_;
   boost::asio::signal_set signals_;
   boost::asio::signal_set hangups_{context_};
   // nullptr: nobody asks for metrics.
@@ -184,6 +190,7 @@ Result<void> Daemon::start() {
   core_options.rdma = options_.rdma;
   core_options.tcp_congestion = options_.tcp_congestion;
   core_options.scrub.every = options_.scrub;
+  core_options.tracer = &tracing_.tracer;
   if (!options_.metrics.empty()) {
     metrics_ = std::make_unique<metrics::Metrics>();
     call_metrics_ = std::make_unique<rpc::RpcMetrics>(*metrics_);
@@ -273,6 +280,14 @@ Result<void> Daemon::listen_control() {
       });
     }
   }
+  for (rpc::RpcServer* server : {server_.get(), local_server_.get()}) {
+    server->trace_calls(tracing_.tracer);
+    rpc::handle<proto::FIND_TRACE>(*server,
+                                   [this](rpc::Peer, proto::TraceRequest request,
+                                          rpc::Events) -> Task<Result<proto::TraceResponse>> {
+                                     co_return trace::find_trace(tracing_.tracer, request);
+                                   });
+  }
   serve_local_commands(*local_server_, *core_);
   peers_->install(*server_);
   core_->joint().install(*server_);
@@ -302,6 +317,7 @@ Result<void> Daemon::start_workers() {
   service.allowed_uids = options_.allowed_uids;
   service.verify_uploads = options_.gpu.verify_uploads;
   service.metrics = metrics_.get();
+  service.tracer = &tracing_.tracer;
   TRY(workers_,
       worker::WorkerService::start(*worker_host_, context_.get_executor(), std::move(service)));
   devices_->tell_events(workers_.get());
@@ -344,6 +360,7 @@ void Daemon::read_metrics(metrics::Readings& readings) const {
   figures.tcp_connections = tcp_->stats().connections;
   figures.scrub = core_->health().scrubbed();
   read_agent(status(), figures, readings);
+  tracing_.read(readings);
 }
 
 void Daemon::install_status() {
@@ -460,8 +477,11 @@ Task<void> Daemon::wait_and_stop() {
 }  // namespace
 
 Result<void> run_agent(const AgentOptions& options) {
+  const std::string node = options.node_id.empty() ? default_node_id() : options.node_id;
+  // Outlives the calls that the context may still have.
+  TRY(const auto tracing, rpc::Tracing::create("agent", node, options.otlp));
   boost::asio::io_context context(1);
-  Daemon daemon(context, options);
+  Daemon daemon(context, options, *tracing);
   TRY_VOID(daemon.start());
   boost::asio::co_spawn(context, daemon.wait_and_stop(), boost::asio::detached);
   context.run();

@@ -55,6 +55,8 @@ struct AgentOptions {
   std::string health;
   // "host:port" where Prometheus scrapes. "": nowhere.
   std::string metrics;
+  // The URL of a collector that takes spans by OTLP/HTTP. "": none.
+  std::string otlp;
   // Users whose workers may attach, beside our own.
   std::vector<uid_t> allowed_uids;
   // For a worker to load, from the arrival of its last byte.

@@ -268,6 +268,7 @@ class EmbeddedAgent final : public LocalAgent {
     options.secret = secret_;
     options.role = proto::ROLE_PULLER;
     options.rdma = options_.rdma;
+    options.tracer = options_.tracer;
     TRY(core_, AgentCore::create(thread_.executor(), options));
     open_store_ = store;
     thread_.run<bool>(
@@ -325,12 +326,13 @@ class ConnectedAgent final : public LocalAgent {
 
   Result<TransferSummary> publish(const PublishRequest& request,
                                   const OnProgress& progress) override {
-    return transfer(proto::LOCAL_PUBLISH, to_proto(request).SerializeAsString(), progress, nullptr);
+    return transfer(proto::LOCAL_PUBLISH, to_proto(request).SerializeAsString(), progress, nullptr,
+                    request.trace);
   }
   Result<TransferSummary> pull(const PullRequest& request, const OnProgress& progress) override {
     const auto interruption = std::make_shared<Interruption>(thread_.executor());
-    auto summary =
-        transfer(proto::LOCAL_PULL, to_proto(request).SerializeAsString(), progress, interruption);
+    auto summary = transfer(proto::LOCAL_PULL, to_proto(request).SerializeAsString(), progress,
+                            interruption, request.trace);
     if (!summary) interrupted_by_ = interruption->signal();
     if (interrupted_by_ != 0) return fail(interrupted_error(request));
     return summary;
@@ -364,10 +366,11 @@ class ConnectedAgent final : public LocalAgent {
 
   Result<TransferSummary> transfer(proto::Method method, const std::string& body,
                                    const OnProgress& progress,
-                                   const std::shared_ptr<Interruption>& interruption) {
+                                   const std::shared_ptr<Interruption>& interruption,
+                                   trace::Context parent) {
     auto response = thread_.run<Result<std::string>>(
         [&](OnProgress forward) {
-          return call_while_alive(client_, method, body, std::move(forward));
+          return call_while_alive(client_, method, body, std::move(forward), parent);
         },
         progress, interruption);
     if (!response) return fail(std::move(response).error());
@@ -378,7 +381,7 @@ class ConnectedAgent final : public LocalAgent {
   // A call that takes as long as it needs, but not longer than the agent answers others.
   static Task<Result<std::string>> call_while_alive(std::shared_ptr<rpc::RpcClient> client,
                                                     proto::Method method, std::string body,
-                                                    OnProgress forward) {
+                                                    OnProgress forward, trace::Context parent) {
     co_await boost::asio::this_coro::throw_if_cancelled(false);
     async::TaskGroup watching(co_await boost::asio::this_coro::executor);
     watching.spawn("agent.watch", close_when_stuck(client));
@@ -388,7 +391,7 @@ class ConnectedAgent final : public LocalAgent {
       if (update.ParseFromString(event)) forward(from_proto(update));
     };
     co_return co_await client->call_raw(method, std::move(body), kTransferDeadline,
-                                        std::move(on_event));
+                                        std::move(on_event), parent);
   }
 
   // Ends the calls of an agent that is stopped or stuck, by closing their connection.

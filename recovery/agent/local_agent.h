@@ -9,6 +9,7 @@
 
 #include "recovery/agent/rdma.h"
 #include "recovery/pull/pull_types.h"
+#include "recovery/trace/tracer.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
 
@@ -30,6 +31,8 @@ struct LocalAgentOptions {
   RdmaOptions rdma{.enabled = false, .fabric = {}};
   // Leaves the agent of this host alone (pull --to DIR).
   bool embedded_only = false;
+  // Embedded only. Outlives the LocalAgent. nullptr: operations leave no spans.
+  trace::Tracer* tracer = nullptr;
 };
 
 struct PublishRequest {
@@ -38,6 +41,8 @@ struct PublishRequest {
   std::vector<std::filesystem::path> paths;
   // Whole copies that the fleet keeps. nullopt: its default.
   std::optional<std::uint32_t> replicas;
+  // The span that the publication belongs to.
+  trace::Context trace = {};
 };
 
 using pull::OnProgress;

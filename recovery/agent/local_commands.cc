@@ -186,31 +186,35 @@ OnProgress stream_to(rpc::Events events) {
       [events = std::move(events)](const Progress& progress) { events->send(to_proto(progress)); };
 }
 
-Task<Result<proto::TransferResult>> publish(AgentCore& core, proto::LocalPublishRequest request,
+Task<Result<proto::TransferResult>> publish(AgentCore& core, trace::Context parent,
+                                            proto::LocalPublishRequest request,
                                             rpc::Events events) {
   CO_TRY(auto parsed, from_proto(request));
+  parsed.trace = parent;
   CO_TRY(const auto summary,
          co_await core.publisher().publish(std::move(parsed), stream_to(std::move(events))));
   co_return to_proto(summary);
 }
 
-Task<Result<proto::TransferResult>> pull_version(AgentCore& core, proto::LocalPullRequest request,
+Task<Result<proto::TransferResult>> pull_version(AgentCore& core, trace::Context parent,
+                                                 proto::LocalPullRequest request,
                                                  rpc::Events events) {
   CO_TRY(auto parsed, from_proto(request));
+  parsed.trace = parent;
   CO_TRY(const auto outcome,
          co_await core.pulls().pull(std::move(parsed), stream_to(std::move(events))));
   co_return to_proto(outcome.summary);
 }
 
-Task<Result<proto::LocalPlanResponse>> plan(AgentCore& core, proto::LocalPullRequest request,
-                                            rpc::Events) {
+Task<Result<proto::LocalPlanResponse>> plan(AgentCore& core, trace::Context,
+                                            proto::LocalPullRequest request, rpc::Events) {
   CO_TRY(auto parsed, from_proto(request));
   CO_TRY(const auto summary, co_await core.pulls().plan(std::move(parsed)));
   co_return to_proto(summary);
 }
 
-Task<Result<proto::LocalRetireResponse>> retire(AgentCore& core, proto::LocalRetireRequest request,
-                                                rpc::Events) {
+Task<Result<proto::LocalRetireResponse>> retire(AgentCore& core, trace::Context,
+                                                proto::LocalRetireRequest request, rpc::Events) {
   CO_TRY(const auto id, rpc::from_proto(request.id()));
   proto::LocalRetireResponse response;
   CO_TRY(const auto freed, co_await core.retirement().retire(id));
@@ -218,8 +222,8 @@ Task<Result<proto::LocalRetireResponse>> retire(AgentCore& core, proto::LocalRet
   co_return response;
 }
 
-Task<Result<proto::LocalVerifyResponse>> verify(AgentCore& core, proto::LocalVerifyRequest request,
-                                                rpc::Events) {
+Task<Result<proto::LocalVerifyResponse>> verify(AgentCore& core, trace::Context,
+                                                proto::LocalVerifyRequest request, rpc::Events) {
   CO_TRY(const auto id, rpc::from_proto(request.id()));
   CO_TRY(auto copies, co_await core.health().verify(id));
   proto::LocalVerifyResponse response;
@@ -233,8 +237,8 @@ void handle_locally(rpc::RpcServer& server, AgentCore& core, Answer answer) {
   constexpr bool kLocalOnly = true;
   rpc::handle<method>(
       server,
-      [&core, answer](const rpc::Peer&, rpc::RequestOf<method> request, rpc::Events events) {
-        return answer(core, std::move(request), std::move(events));
+      [&core, answer](const rpc::Peer& peer, rpc::RequestOf<method> request, rpc::Events events) {
+        return answer(core, peer.trace, std::move(request), std::move(events));
       },
       kLocalOnly);
 }

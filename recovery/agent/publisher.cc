@@ -46,6 +46,7 @@ Task<Result<TransferSummary>> Publisher::publish(PublishRequest request, OnProgr
     return parts_.store.stage(id, paths, on_bytes);
   };
   order.progress = std::move(progress);
+  order.parent = request.trace;
   return run(std::move(order));
 }
 
@@ -64,8 +65,14 @@ Task<Result<TransferSummary>> Publisher::publish_filled(ModelVersion id,
 Task<Result<TransferSummary>> Publisher::run(Order order) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   const TimePoint started = steady_now();
+  trace::RunningSpan span(tracer_, "publish", order.parent);
+  span.set(std::string(trace::kOperation), "publish");
+  span.set(std::string(trace::kSubject), order.id.to_string());
+  order.parent = span.context();
   auto running = run_once(std::move(order), started);
   auto published = co_await std::move(running);
+  if (published) span.set("rekindle.bytes", published->bytes);
+  span.end(published);
   if (metrics_ != nullptr) metrics_->count(published, steady_now() - started);
   co_return published;
 }
@@ -111,16 +118,19 @@ Task<Result<std::shared_ptr<const store::StoredVersion>>> Publisher::stage_and_c
     Order& order) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   CO_TRY_VOID(retirement_.check_not_retiring(order.id));
+  trace::RunningSpan phase(tracer_, "copy", order.parent);
   CO_TRY(const Staged staged, co_await async::offload(parts_.blocking_pool, [&] {
            return order.stage(report_to(order));
          }));
   // A publication that is cancelled ends here. After the claim it is carried through, because the
   // fleet has heard of it. Nor does it go on while a retire of the version would take the new copy
   // along.
+  phase = trace::RunningSpan(tracer_, "claim", order.parent);
   Result<void> claimed = fail(ErrorCode::kUnavailable, "cancelled; nothing was published");
   if (!co_await async::is_cancelled()) claimed = retirement_.check_not_retiring(order.id);
   if (claimed) {
-    claimed = co_await claim(parts_.store.staged_manifest(*staged).checkpoint, order.replicas, {});
+    claimed = co_await claim(parts_.store.staged_manifest(*staged).checkpoint, order.replicas, {},
+                             phase.context());
   }
   if (!claimed) {
     co_await async::offload(parts_.blocking_pool, [&] {
@@ -129,13 +139,14 @@ Task<Result<std::shared_ptr<const store::StoredVersion>>> Publisher::stage_and_c
     });
     co_return fail(std::move(claimed).error());
   }
+  phase = trace::RunningSpan(tracer_, "commit", order.parent);
   co_return co_await async::offload(parts_.blocking_pool,
                                     [&] { return parts_.store.commit_staged(staged); });
 }
 
 Task<Result<void>> Publisher::claim(std::shared_ptr<const Checkpoint> checkpoint,
                                     std::optional<std::uint32_t> replicas,
-                                    std::vector<Digest> parts) {
+                                    std::vector<Digest> parts, trace::Context parent) {
   if (!parts_.link.configured()) co_return Result<void>();
   CO_TRY(const auto client, co_await parts_.link.wait_connected(kCoordinatorWait));
   proto::PublishRequest request;
@@ -147,8 +158,8 @@ Task<Result<void>> Publisher::claim(std::shared_ptr<const Checkpoint> checkpoint
   request.set_checkpoint_bytes(checkpoint->tensors.total_bytes());
   if (replicas) request.set_replicas(*replicas);
   for (const Digest& part : parts) *request.add_parts() = rpc::to_proto(part);
-  const auto answer =
-      co_await rpc::call<proto::COORDINATOR_PUBLISH>(client, std::move(request), kClaimDeadline);
+  const auto answer = co_await rpc::call<proto::COORDINATOR_PUBLISH>(client, std::move(request),
+                                                                     kClaimDeadline, parent);
   if (!answer) co_return fail(answer.error());
   co_return Result<void>();
 }

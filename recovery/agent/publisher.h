@@ -35,8 +35,9 @@ class Publisher {
             const VersionRetirement& retirement, PartialSources& sources)
       : executor_(std::move(executor)), parts_(parts), retirement_(retirement), sources_(sources) {}
 
-  // It outlives this.
+  // They outlive this.
   void count_in(PublishMetrics* metrics) { metrics_ = metrics; }
+  void trace_in(trace::Tracer* tracer) { tracer_ = tracer; }
   async::Task<Result<TransferSummary>> publish(PublishRequest request, OnProgress progress);
   // Publishes segments that a worker has filled.
   async::Task<Result<TransferSummary>> publish_filled(ModelVersion id,
@@ -44,7 +45,8 @@ class Publisher {
   // Claims the version of the checkpoint at the coordinator, if there is one. `parts`: the layouts
   // of the copies that together hold it; none: a copy of this host holds all of it.
   async::Task<Result<void>> claim(std::shared_ptr<const Checkpoint> checkpoint,
-                                  std::optional<std::uint32_t> replicas, std::vector<Digest> parts);
+                                  std::optional<std::uint32_t> replicas, std::vector<Digest> parts,
+                                  trace::Context parent = {});
 
  private:
   using Staged = std::shared_ptr<store::SegmentStore::Staged>;
@@ -56,6 +58,7 @@ class Publisher {
     // Runs on a thread of the pool.
     Stage stage;
     OnProgress progress;
+    trace::Context parent;
   };
   async::Task<Result<TransferSummary>> run(Order order);
   async::Task<Result<TransferSummary>> run_once(Order order, TimePoint started);
@@ -67,6 +70,7 @@ class Publisher {
   const VersionRetirement& retirement_;
   PartialSources& sources_;
   PublishMetrics* metrics_ = nullptr;
+  trace::Tracer* tracer_ = nullptr;
 };
 
 }  // namespace rekindle::agent

@@ -18,6 +18,7 @@
 #include "recovery/coordinator/leader_term.h"
 #include "recovery/coordinator/state_directory.h"
 #include "recovery/rpc/grants.h"
+#include "recovery/rpc/otlp_exporter.h"
 #include "src/base/log.h"
 
 namespace rekindle::coordinator {
@@ -59,6 +60,8 @@ async::Task<Result<void>> lead(const TermOptions& options, Stop& told) {
 // Where Prometheus scrapes this process, whether it leads or stands by.
 class Scraped {
  public:
+  explicit Scraped(const rpc::Tracing& tracing) : tracing_(tracing) {}
+
   // "": nowhere.
   Result<void> listen(const asio::any_io_executor& executor, const std::string& address) {
     if (address.empty()) return {};
@@ -67,6 +70,7 @@ class Scraped {
       readings.gauge("rekindle_coordinator_leading",
                      "1 while this coordinator leads, 0 while it stands by.",
                      counted_->leading ? 1 : 0);
+      tracing_.read(readings);
     });
     TRY(server_, rpc::serve_metrics(executor, address, metrics_));
     counted_->address = server_->address();
@@ -79,6 +83,7 @@ class Scraped {
   TermMetrics* counted() { return counted_ ? &*counted_ : nullptr; }
 
  private:
+  const rpc::Tracing& tracing_;
   metrics::Metrics metrics_;
   std::optional<TermMetrics> counted_;
   std::shared_ptr<const metrics::Metrics::Read> readings_;
@@ -122,13 +127,15 @@ Result<void> check_timing(const CoordinatorOptions& options) {
 Result<void> run_coordinator(const CoordinatorOptions& options) {
   TRY(const Timing timing, make_timing(options));
   TRY(const std::string secret, rpc::read_secret(options.secret_file.string()));
+  // Outlives the calls that the context may still have.
+  TRY(const auto tracing, rpc::Tracing::create("coordinator", "coordinator", options.otlp));
   asio::io_context io(1);
-  Scraped scraped;
+  Scraped scraped(*tracing);
   TRY_VOID(scraped.listen(io.get_executor(), options.metrics));
   CoordinatorOptions current = options;
   StatusPage page;
   if (!options.http.empty()) TRY_VOID(page.listen(io.get_executor(), options.http));
-  const TermOptions term{current, timing, secret, {}, scraped.counted(), page};
+  const TermOptions term{current, timing, secret, {}, scraped.counted(), page, &tracing->tracer};
 
   asio::signal_set signals(io, SIGTERM, SIGINT);
   Stop told(io.get_executor());

@@ -40,6 +40,8 @@ struct CoordinatorOptions {
   std::uint64_t recopy_bytes_per_second = std::uint64_t{256} << 20;
   // "host:port" where Prometheus scrapes. "": nowhere. Coordinators that stand by answer, too.
   std::string metrics;
+  // The URL of a collector that takes spans by OTLP/HTTP. "": none.
+  std::string otlp;
   // "host:port" of the status page for people. "": nowhere. Coordinators that stand by answer, too.
   std::string http;
   // Commands may kill this process on purpose.

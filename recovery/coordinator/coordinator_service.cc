@@ -1,10 +1,14 @@
 #include "recovery/coordinator/coordinator_service.h"
 
+#include <algorithm>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/trace/trace_wire.h"
 #include "src/base/log.h"
 
 namespace rekindle::coordinator {
@@ -74,6 +78,9 @@ void CoordinatorService::attach(rpc::RpcServer& server) {
   serve(server, proto::COORDINATOR_REPORT_RANK, &CoordinatorService::report_rank);
   serve(server, proto::COORDINATOR_RESOLVE, &CoordinatorService::resolve);
   serve(server, proto::COORDINATOR_LET_GO, &CoordinatorService::let_go);
+  if (options_.tracer != nullptr) {
+    serve(server, proto::FIND_TRACE, &CoordinatorService::find_trace);
+  }
   server.on_peer_closed([this](const rpc::Peer& peer) {
     core_.disconnected(peer.node_id, peer.incarnation, peer.address, steady_now());
   });
@@ -223,8 +230,35 @@ Result<proto::ClosePullResponse> CoordinatorService::close_pull(
   watch_.pull_closes(core_, id, peer.incarnation, cut(why), steady_now(),
                      std::chrono::system_clock::now());
   TRY_VOID(core_.close_pull(id, peer.incarnation, steady_now()));
+  keep_spans(request);
   log::info("pull.closed", "pull", id.hex(), "outcome", why.empty() ? "ok" : why);
   return proto::ClosePullResponse();
+}
+
+void CoordinatorService::keep_spans(const proto::ClosePullRequest& request) {
+  if (options_.tracer == nullptr) return;
+  const int most = std::min(request.spans_size(), static_cast<int>(trace::kMostPullSpans));
+  for (int i = 0; i < most; ++i) {
+    auto span = trace::from_proto(request.spans(i));
+    if (span) options_.tracer->adopt(std::move(*span));
+  }
+}
+
+// Names the agents that have spans of their own.
+Result<proto::TraceResponse> CoordinatorService::find_trace(const rpc::Peer&,
+                                                            const proto::TraceRequest& request) {
+  TRY(auto response, trace::find_trace(*options_.tracer, request));
+  std::set<std::string> named;
+  for (const auto& span : response.spans()) {
+    named.insert(span.node());
+    for (const auto& attribute : span.attributes()) {
+      if (attribute.key() == trace::kSource) named.insert(attribute.text());
+    }
+  }
+  for (const auto& [node_id, member] : core_.fleet().members.all()) {
+    if (named.contains(node_id)) *response.add_nodes() = to_proto(member.info);
+  }
+  return response;
 }
 
 Result<proto::ClusterStatusResponse> CoordinatorService::status(

@@ -54,6 +54,7 @@ class CoordinatorService {
     Timing timing;
     // See TermOptions.
     std::function<Result<void>()> may_answer;
+    trace::Tracer* tracer = nullptr;
   };
   CoordinatorService(Core& core, FleetWatch& watch, Committer& committer, Options options);
   void attach(rpc::RpcServer& server);
@@ -69,9 +70,12 @@ class CoordinatorService {
                                                     const proto::PullProgressRequest& request);
   Result<proto::ClosePullResponse> close_pull(const rpc::Peer& peer,
                                               const proto::ClosePullRequest& request);
+  void keep_spans(const proto::ClosePullRequest& request);
   Result<proto::ClusterStatusResponse> status(const rpc::Peer& peer,
                                               const proto::ClusterStatusRequest& request);
   Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
+  Result<proto::TraceResponse> find_trace(const rpc::Peer& peer,
+                                          const proto::TraceRequest& request);
   Result<proto::LetGoResponse> let_go(const rpc::Peer& peer, const proto::LetGoRequest& request);
   // These wait until their changes are durable.
   async::Task<Result<proto::RegisterResponse>> enroll(rpc::Peer peer,

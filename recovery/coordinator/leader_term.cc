@@ -167,10 +167,14 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   Services services{{core,
                      watch,
                      committer,
-                     {{identity.incarnation, options.secret}, options.timing, options.may_answer}},
-                    {executor, core, options.may_answer},
+                     {{identity.incarnation, options.secret},
+                      options.timing,
+                      options.may_answer,
+                      options.tracer}},
+                    {executor, core, options.may_answer, options.tracer},
                     {executor, core, options.may_answer}};
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
+  if (options.tracer != nullptr) server->trace_calls(*options.tracer);
   services.attach(*server);
   rpc::serve_drills(*server, executor, {options.options.allow_drills});
   const CountedTerm counted(begun ? options.metrics : nullptr, core, *server);

@@ -58,6 +58,8 @@ struct TermOptions {
   // nullptr: nobody asks for metrics.
   TermMetrics* metrics = nullptr;
   StatusPage& page;
+  // nullptr: operations leave no spans.
+  trace::Tracer* tracer = nullptr;
 };
 
 // Leads one term: from the state in `store`, in its epoch + 1, until `stop` is set. Sets `stop`

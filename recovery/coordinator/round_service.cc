@@ -76,16 +76,68 @@ void RoundLog::look(const Round& round, Said& said) {
             std::ranges::count_if(round.places(), by_broadcast), "ms", milliseconds(elapsed));
 }
 
+void RoundTraces::look(const Rounds& rounds, TimePoint now) {
+  if (tracer_ == nullptr) return;
+  for (const auto& [number, round] : rounds.all()) {
+    if (is_told(round, now) && recorded_.insert(number).second) record(round, now);
+  }
+  const auto forgotten = [&](RoundId number) { return rounds.find(number) == nullptr; };
+  std::erase_if(recorded_, forgotten);
+  std::erase_if(parents_, [&](const auto& entry) { return forgotten(entry.first); });
+}
+
+void RoundTraces::record(const Round& round, TimePoint now) {
+  Duration elapsed{};
+  for (const auto& [phase, took] : round.took()) elapsed += took;
+  const TimePoint ended = round.phase_began();
+  const TimePoint began = ended - elapsed;
+  const auto span =
+      tracer_->record("update", parents_[round.number()], began, ended,
+                      {{std::string(trace::kOperation), std::string("update")},
+                       {std::string(trace::kSubject), round.id().to_string()},
+                       {"rekindle.group", round.group()},
+                       {"rekindle.ranks", static_cast<std::int64_t>(round.places().size())}});
+  TimePoint at = began;
+  for (const auto& [phase, took] : round.took()) {
+    tracer_->record(std::string(to_string(phase)), span, at, at + took);
+    at += took;
+  }
+  for (const RoundPlace& place : round.places()) {
+    std::vector<PhaseTime> phases;
+    if (place.last) phases = place.last->phases;
+    Duration took{};
+    for (const auto& phase : phases) took += std::chrono::microseconds(phase.elapsed_us);
+    // Its last phase may end a moment after the round.
+    const TimePoint rank_ended = phases.empty() ? ended : std::min(now, began + took);
+    const auto rank = tracer_->record(
+        "rank", span, began, rank_ended,
+        {{std::string(trace::kRank), place.to_string()},
+         {"rekindle.device", place.device},
+         {"rekindle.state", std::string(place.state_name())},
+         {"rekindle.bytes", static_cast<std::int64_t>(place.last ? place.last->payload_bytes : 0)},
+         {"rekindle.spread_bytes",
+          static_cast<std::int64_t>(place.last ? place.last->spread_bytes : 0)}},
+        place.why);
+    at = began;
+    for (const auto& phase : phases) {
+      const auto lasted = std::chrono::microseconds(phase.elapsed_us);
+      tracer_->record(phase.name, rank, at, at + lasted);
+      at += lasted;
+    }
+  }
+}
+
 RoundService::RoundService(boost::asio::any_io_executor executor, Core& core,
-                           std::function<Result<void>()> may_answer)
-    : core_(core), gate_(std::move(may_answer)), changed_(std::move(executor)) {}
+                           std::function<Result<void>()> may_answer, trace::Tracer* tracer)
+    : core_(core), gate_(std::move(may_answer)), changed_(std::move(executor)), traces_(tracer) {}
 
 void RoundService::attach(rpc::RpcServer& server) {
   gate_.serve(server, proto::COORDINATOR_ROUND, [this](rpc::Peer peer, std::string body) {
     return report_round(std::move(peer), std::move(body));
   });
-  gate_.serve(server, proto::COORDINATOR_BEGIN_UPDATE,
-              [this](const rpc::Peer&, std::string body) { return begin_update(std::move(body)); });
+  gate_.serve(server, proto::COORDINATOR_BEGIN_UPDATE, [this](rpc::Peer peer, std::string body) {
+    return begin_update(std::move(peer), std::move(body));
+  });
   gate_.serve(server, proto::COORDINATOR_PLAN_UPDATE,
               [this](const rpc::Peer&, std::string body) { return plan_update(std::move(body)); });
   gate_.serve(server, proto::COORDINATOR_UPDATE_STATUS, [this](const rpc::Peer&, std::string body) {
@@ -94,6 +146,7 @@ void RoundService::attach(rpc::RpcServer& server) {
 }
 
 void RoundService::wake_waiters() {
+  traces_.look(core_.rounds(), steady_now());
   const std::uint64_t revision = core_.rounds().revision();
   if (std::exchange(seen_revision_, revision) == revision) return;
   log_.look(core_.rounds());
@@ -137,7 +190,7 @@ async::Task<void> RoundService::await_members(Duration wait) {
   }
 }
 
-async::Task<Result<std::string>> RoundService::begin_update(std::string body) {
+async::Task<Result<std::string>> RoundService::begin_update(rpc::Peer peer, std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::BeginUpdateRequest>(body));
   CO_TRY(const ModelVersion id, rpc::from_proto(request.id()));
   CO_TRY_VOID(check_text("a group", request.group()));
@@ -152,6 +205,7 @@ async::Task<Result<std::string>> RoundService::begin_update(std::string body) {
                             {gather.count() == 0 ? std::nullopt : std::optional<Duration>(gather),
                              request.members()},
                             steady_now()));
+  traces_.begin(round, peer.trace);
   wake_waiters();
   proto::BeginUpdateResponse response;
   response.set_round(round);

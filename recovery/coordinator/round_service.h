@@ -33,19 +33,37 @@ class RoundLog {
   std::map<RoundId, Said> said_;
 };
 
+// Leaves the spans of each round that has ended: the round, its phases, and each rank with its own
+// phases. Ranks report how long these took, not when they began.
+class RoundTraces {
+ public:
+  // nullptr: no spans.
+  explicit RoundTraces(trace::Tracer* tracer) : tracer_(tracer) {}
+  // The round belongs to this span.
+  void begin(RoundId round, const trace::Context& parent) { parents_[round] = parent; }
+  void look(const Rounds& rounds, TimePoint now);
+
+ private:
+  void record(const Round& round, TimePoint now);
+
+  trace::Tracer* const tracer_;
+  std::map<RoundId, trace::Context> parents_;
+  std::set<RoundId> recorded_;
+};
+
 // The calls of broadcast rounds, served from a Core. Each waits for a change, at most as long as
 // its caller wants and 5 s. On the executor's one thread; must outlive the server's close().
 class RoundService {
  public:
   RoundService(boost::asio::any_io_executor executor, Core& core,
-               std::function<Result<void>()> may_answer);
+               std::function<Result<void>()> may_answer, trace::Tracer* tracer = nullptr);
   void attach(rpc::RpcServer& server);
   // Time has passed in the core: calls that wait for a change of the rounds look again.
   void wake_waiters();
 
  private:
   async::Task<void> await_members(Duration wait);
-  async::Task<Result<std::string>> begin_update(std::string body);
+  async::Task<Result<std::string>> begin_update(rpc::Peer peer, std::string body);
   async::Task<Result<std::string>> plan_update(std::string body);
   async::Task<Result<std::string>> report_round(rpc::Peer peer, std::string body);
   async::Task<Result<std::string>> update_status(std::string body);
@@ -56,6 +74,7 @@ class RoundService {
   async::Notifier changed_;
   std::uint64_t seen_revision_ = 0;
   RoundLog log_;
+  RoundTraces traces_;
 };
 
 }  // namespace rekindle::coordinator

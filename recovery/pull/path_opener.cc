@@ -85,7 +85,7 @@ async::Task<Result<void>> PathOpener::renew(ActiveSource& source) {
   co_return Result<void>();
 }
 
-async::Task<Result<void>> PathOpener::open_session(ActiveSource& source) {
+async::Task<Result<void>> PathOpener::open_session(ActiveSource& source, trace::Context parent) {
   if (source.peer == nullptr) co_return Result<void>();
   const auto& host = environment_.self.host_id();
   TransportChoice choice{
@@ -94,11 +94,15 @@ async::Task<Result<void>> PathOpener::open_session(ActiveSource& source) {
       .used = source.used,
       .avoid = source.avoid,
   };
-  SourcePeer::SessionRequest wanted{environment_.self, options_.id, options_.root,
+  SourcePeer::SessionRequest wanted{environment_.self,
+                                    options_.id,
+                                    options_.root,
                                     source.record.grant(),
-                                    transports_for(choice, environment_.handshakes)};
+                                    transports_for(choice, environment_.handshakes),
+                                    parent};
   const auto deadline = silence_.at_most(kSessionDeadline, steady_now());
   CO_TRY(source.session, co_await source.peer->open_session(std::move(wanted), deadline));
+  source.cap_bytes_per_second = source.session->max_bytes_per_second;
   co_return Result<void>();
 }
 

@@ -55,8 +55,8 @@ class PathOpener {
   // These three, in this order, connect a source. The session of an earlier connection in this
   // transfer is given back; a control connection that broke is made anew.
   async::Task<Result<void>> renew(ActiveSource& source);
-  // kDenied: the grant has run out.
-  async::Task<Result<void>> open_session(ActiveSource& source);
+  // kDenied: the grant has run out. `parent`: the span of the connecting.
+  async::Task<Result<void>> open_session(ActiveSource& source, trace::Context parent = {});
   async::Task<Result<Opened>> open_paths(ActiveSource& source);
 
   // What a connected source offers over rails. nullopt: it uses none.

@@ -11,14 +11,18 @@ std::string line_key(const ActiveSource& source) { return source.name + " " + so
 
 }  // namespace
 
-PullProgress::PullProgress(std::string model, OnProgress on_progress)
-    : model_(std::move(model)), on_progress_(std::move(on_progress)) {}
+PullProgress::PullProgress(std::string model, OnProgress on_progress, trace::Tracer* tracer)
+    : model_(std::move(model)), on_progress_(std::move(on_progress)), trace_(tracer) {}
 
-void PullProgress::start(TimePoint now) { started_ = phase_started_ = now; }
+void PullProgress::start(const PullRequest& request, TimePoint now) {
+  started_ = phase_started_ = now;
+  trace_.begin(request, phase_);
+}
 
 void PullProgress::enter_phase(const std::string& name, TimePoint now) {
   const auto elapsed = std::chrono::duration_cast<std::chrono::microseconds>(now - phase_started_);
   phase_started_ = now;
+  trace_.enter_phase(name);
   const std::string ended = std::exchange(phase_, name);
   const auto known = std::ranges::find(phases_, ended, &Phase::name);
   if (known != phases_.end()) {
@@ -32,6 +36,7 @@ void PullProgress::show(std::string note) { send({}, std::move(note)); }
 
 void PullProgress::begin_transfer(SourceTable& sources) {
   lines_before_ = lines_;
+  trace_.begin_transfer(steady_now());
   batch_bytes_ = 0;
   for (auto& source : sources) source.bytes = 0;
 }
@@ -41,6 +46,7 @@ void PullProgress::tick(const transport::BatchProgress& batch, SourceTable& sour
     sources[i].bytes = batch.sources[i].bytes;
     add(sources[i], batch.sources[i]);
   }
+  trace_.look(batch, sources, steady_now());
   send(batch, "");
   batch_bytes_ = batch.bytes_done;
 }

@@ -10,6 +10,7 @@
 
 #include "recovery/pull/pull_environment.h"
 #include "recovery/pull/pull_policy.h"
+#include "recovery/pull/pull_trace.h"
 #include "recovery/pull/pull_types.h"
 #include "recovery/pull/source_finder.h"
 #include "recovery/pull/source_table.h"
@@ -25,10 +26,10 @@ namespace rekindle::pull {
 // for each source and transport over all transfers. Control thread only.
 class PullProgress {
  public:
-  PullProgress(std::string model, OnProgress on_progress);
+  PullProgress(std::string model, OnProgress on_progress, trace::Tracer* tracer);
 
   // The clock of the first phase starts.
-  void start(TimePoint now);
+  void start(const PullRequest& request, TimePoint now);
   void set_version(const ModelVersion& id) { id_ = id; }
   void set_total(std::uint64_t bytes) { bytes_total_ = bytes; }
   void enter_phase(const std::string& name, TimePoint now);
@@ -38,6 +39,7 @@ class PullProgress {
   // Before each transfer: bytes that have verified already.
   void set_verified(std::uint64_t bytes) { bytes_done_ = bytes; }
   void begin_transfer(SourceTable& sources);
+  void end_transfer(const SourceTable& sources) { trace_.end_transfer(sources); }
   void tick(const transport::BatchProgress& batch, SourceTable& sources);
 
   std::uint64_t bytes_total() const { return bytes_total_; }
@@ -45,6 +47,7 @@ class PullProgress {
   PullReport report(const SourceTable& sources) const;
   // Fills in the phases, the time and the sources of a summary.
   void summarize(TransferSummary& summary, TimePoint now) const;
+  PullTrace& trace() { return trace_; }
 
  private:
   void send(const transport::BatchProgress& batch, std::string note);
@@ -52,6 +55,7 @@ class PullProgress {
 
   const std::string model_;
   const OnProgress on_progress_;
+  PullTrace trace_;
   ModelVersion id_;
   std::string phase_ = "resolve";
   // Phases that have ended. A phase that comes again adds to its time.

@@ -11,6 +11,7 @@
 #include "recovery/pull/pull_types.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/swarm/have_feed.h"
+#include "recovery/trace/tracer.h"
 #include "src/async/task.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
@@ -34,6 +35,8 @@ struct PullEnvironment {
   PullPlans* plans = nullptr;
   // nullptr: nobody asks for metrics.
   PullMetrics* metrics = nullptr;
+  // nullptr: pulls leave no spans.
+  trace::Tracer* tracer = nullptr;
   std::vector<transport::Connector*> connectors;
   std::vector<transport::HandshakeConnector*> handshakes;
   // The live connection to the coordinator, or nullptr while there is none.

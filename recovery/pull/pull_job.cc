@@ -102,19 +102,26 @@ PullJob::Driver::Driver(const PullEnvironment& environment, PullRequest request,
                .times = times,
                .finder = {environment, request.ref, request.from, wanted_spec_.to_string()},
                .silence = {times.silence, steady_now()},
-               .progress = {request.ref.model, std::move(progress)}},
+               .progress = {request.ref.model, std::move(progress), environment.tracer}},
       sources_(context_),
       resolver_(context_, sources_, wanted_spec_),
       destination_(context_, std::move(watch)) {}
 
 async::Task<Result<PullJob::Outcome>> PullJob::Driver::run() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  context_.progress.start(steady_now());
+  PullTrace& spans = context_.progress.trace();
+  context_.progress.start(context_.request, steady_now());
+  context_.finder.belongs_to(spans.context());
   auto outcome = co_await run_phases();
   if (!outcome && co_await async::is_cancelled()) outcome = fail(interrupted());
-  Result<void> verdict;
+  Result<TransferSummary> verdict;
+  if (outcome) verdict = outcome->summary;
   if (!outcome) verdict = fail(outcome.error());
-  co_await context_.finder.close(verdict);
+  spans.end(verdict, context_.target.resolved.id, context_.finder.pull_id());
+  Result<void> told;
+  if (!outcome) told = fail(outcome.error());
+  context_.finder.leave(spans.spans());
+  co_await context_.finder.close(told);
   sources_.close();
   if (outcome) co_return outcome;
   co_return fail(
@@ -309,7 +316,10 @@ async::Task<Result<void>> PullJob::Driver::find_more_sources(PlanRef plan) {
     co_return Result<void>();
   }
   if (search == PullRounds::Search::kGiveUp) co_return fail(co_await no_source_error(plan));
+  const bool queued = context_.finder.queued().has_value();
+  const TimePoint began = steady_now();
   co_await sources_.wait_to_ask_again();
+  context_.progress.trace().waited(queued, began);
   co_await sources_.look();
   co_return Result<void>();
 }
@@ -318,12 +328,14 @@ async::Task<Result<void>> PullJob::Driver::find_more_sources(PlanRef plan) {
 async::Task<Result<void>> PullJob::Driver::transfer_once(PlanRef plan) {
   CO_TRY(auto options, co_await transfer_options(plan));
   enter_phase("transfer");
+  options.trace = context_.progress.trace().phase();
   const VerifiedTiles& verified = *destination_.verified();
   const auto tiles = verified.count();
   const auto quarantined = sources_.faults().quarantined().size();
   context_.progress.begin_transfer(sources_.sources());
   Transfer transfer(context_.environment, context_.silence, std::move(options));
   auto done = co_await transfer_and_recruit(transfer);
+  context_.progress.end_transfer(sources_.sources());
   if (auto wrong = transfer.wrong_together(); wrong.slices > 0) wrong_together_ = wrong.where;
   const bool grants_refused = sources_.judge();
   PullReport report = context_.progress.report(sources_.sources());

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "recovery/trace/span.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 #include "src/tensor/box.h"
@@ -45,6 +46,8 @@ struct PullRequest {
   std::shared_ptr<const store::SetAside> mend = nullptr;
   // The GPUs of the workers that wait for it: "GPU-6f2c…"; "": a worker without one.
   std::vector<std::string> devices = {};
+  // The span that the pull belongs to.
+  trace::Context trace = {};
 };
 
 struct PullTimes {

@@ -106,7 +106,8 @@ async::Task<Result<proto::OpenPullResponse>> SourceFinder::open(
   request.set_latest(!ref.version.has_value());
   request.set_version(ref.version.value_or(0));
   request.set_shard(shard_);
-  co_return co_await rpc::call<proto::COORDINATOR_OPEN_PULL>(client, std::move(request), deadline);
+  co_return co_await rpc::call<proto::COORDINATOR_OPEN_PULL>(client, std::move(request), deadline,
+                                                             trace_);
 }
 
 void SourceFinder::take_offer(const proto::OpenPullResponse& response) {
@@ -155,7 +156,8 @@ async::Task<void> SourceFinder::ask_peer(std::string address, std::optional<std:
   request.set_version(version.value_or(0));
   request.set_puller_incarnation(environment_.identity.incarnation.to_bytes());
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - steady_now());
-  auto response = co_await rpc::call<proto::AGENT_OPEN_DIRECT>(*client, std::move(request), left);
+  auto response =
+      co_await rpc::call<proto::AGENT_OPEN_DIRECT>(*client, std::move(request), left, trace_);
   (*client)->close();
   if (response) {
     answer = std::move(response);
@@ -297,12 +299,17 @@ async::Task<void> SourceFinder::pause() {
   queued_.reset();
 }
 
+std::string SourceFinder::pull_id() const {
+  return to_hex(reinterpret_cast<const std::uint8_t*>(pull_id_.data()), pull_id_.size());
+}
+
 async::Task<void> SourceFinder::close(const Result<void>& outcome) {
   const auto client = coordinator();
   if (client == nullptr || pull_id_.empty()) co_return;
   proto::ClosePullRequest request;
   request.set_pull_id(pull_id_);
   *request.mutable_outcome() = outcome ? rpc::ok_status() : rpc::to_status(outcome.error());
+  for (const auto& span : spans_) *request.add_spans() = span;
   auto call =
       rpc::call<proto::COORDINATOR_CLOSE_PULL>(client, std::move(request), kFinderCloseDeadline);
   if (coordinator_silent_) {

@@ -63,6 +63,12 @@ class SourceFinder {
   void report(PullReport report) const;
   // Gives the pull's place at the sources back. The next refresh() asks for another one.
   async::Task<void> pause();
+  // The span that its calls belong to.
+  void belongs_to(const trace::Context& trace) { trace_ = trace; }
+  // In hexadecimal digits; "": no coordinator gave one.
+  std::string pull_id() const;
+  // The coordinator gets them when the pull is closed.
+  void leave(std::vector<proto::Span> spans) { spans_ = std::move(spans); }
   // Waits for the answer only where one is to be expected.
   async::Task<void> close(const Result<void>& outcome);
 
@@ -105,6 +111,8 @@ class SourceFinder {
   TimePoint answered_{};
   // The coordinator did not answer the last time.
   bool coordinator_silent_ = false;
+  trace::Context trace_;
+  std::vector<proto::Span> spans_;
   // The last time there was no source because its holders still verify their copies.
   bool holders_verify_ = false;
 };

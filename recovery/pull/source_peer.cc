@@ -144,9 +144,10 @@ async::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
   *request.mutable_layout() = source_.layout();
   *request.mutable_grant() = std::move(wanted.grant);
   for (auto& transport : wanted.transports) request.add_transports(std::move(transport));
-  CO_TRY(const auto response,
-         co_await rpc::call<proto::AGENT_OPEN_SESSION>(client_, std::move(request), deadline));
+  CO_TRY(const auto response, co_await rpc::call<proto::AGENT_OPEN_SESSION>(
+                                  client_, std::move(request), deadline, wanted.trace));
   PeerSession session;
+  session.max_bytes_per_second = response.max_bytes_per_second();
   CO_TRY(session.token, SessionToken::from_bytes(response.token()));
   for (const auto& region : response.regions()) {
     if (region.segment() != session.regions.size()) {

@@ -31,6 +31,7 @@ struct PeerSession {
     std::uint32_t max_paths = 1;
   };
   std::vector<Offer> offers;
+  std::uint64_t max_bytes_per_second = 0;  // 0: no cap
 };
 
 // The control connection to one source of a pull. Control thread only.
@@ -65,6 +66,7 @@ class SourcePeer {
     Digest root;
     proto::Grant grant;
     std::vector<std::string> transports;
+    trace::Context trace = {};
   };
   async::Task<Result<PeerSession>> open_session(SessionRequest wanted,
                                                 std::chrono::milliseconds deadline);

@@ -39,6 +39,10 @@ struct ActiveSource {
   SourceState state;
   std::string transport;
   std::optional<PeerSession> session;
+  // When its paths were opened.
+  TimePoint connected_at{};
+  // Of the session, for this pull alone; 0: none.
+  std::uint64_t cap_bytes_per_second = 0;
   std::uint64_t bytes = 0;
   WrongBytes wrong;
 

@@ -238,9 +238,11 @@ void Transfer::start_connecting(SourceIndex index) {
 async::Task<void> Transfer::connect(SourceIndex index) {
   ActiveSource& source = sources_[index];
   auto loss = SourceState::Loss::kFailed;
+  trace::RunningSpan span(environment_.tracer, "handshake", options_.trace);
+  span.set(std::string(trace::kSource), source.name);
   Result<void> ready = co_await opener_.renew(source);
   if (ready) {
-    ready = co_await opener_.open_session(source);
+    ready = co_await opener_.open_session(source, span.context());
     const bool refused = !ready && ready.error().code() == ErrorCode::kDenied;
     if (refused) loss = SourceState::Loss::kGrantRefused;
   }
@@ -251,10 +253,13 @@ async::Task<void> Transfer::connect(SourceIndex index) {
     opened = fail(std::move(ready).error());
   }
   policy_.connect_ended();
+  if (opened) span.set("rekindle.transport", source.transport);
+  span.end(opened);
   if (opened) {
     slices_.set_regions(index, std::move(opened->regions));
     add_paths(index, std::move(opened->paths));
     source.state.connected();
+    source.connected_at = steady_now();
     follower_.follow(index);
   } else {
     lose(index, loss, opened.error().message());

@@ -43,6 +43,8 @@ class Transfer final : private transport::BatchObserver {
     // As in transport::BatchOptions.
     bool keeps_order = false;
     PathOpener::Options paths;
+    // The span that it belongs to.
+    trace::Context trace = {};
     // Called about every 200 ms.
     std::function<void(const transport::BatchProgress&)> tick;
   };

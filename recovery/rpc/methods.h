@@ -57,6 +57,7 @@ template <> struct SignatureOf<LOCAL_RETIRE> : Signature<class LocalRetireReques
 template <> struct SignatureOf<LOCAL_PLAN> : Signature<class LocalPullRequest, class LocalPlanResponse> {};
 template <> struct SignatureOf<LOCAL_VERIFY> : Signature<class LocalVerifyRequest, class LocalVerifyResponse> {};
 template <> struct SignatureOf<DRILL> : Signature<class DrillRequest, class DrillResponse> {};
+template <> struct SignatureOf<FIND_TRACE> : Signature<class TraceRequest, class TraceResponse> {};
 // clang-format on
 
 }  // namespace rekindle::proto
@@ -71,9 +72,10 @@ using ResponseOf = typename proto::SignatureOf<method>::Response;
 template <proto::Method method>
 async::Task<Result<ResponseOf<method>>> call(std::shared_ptr<RpcClient> client,
                                              RequestOf<method> request,
-                                             std::chrono::milliseconds deadline) {
+                                             std::chrono::milliseconds deadline,
+                                             trace::Context parent = {}) {
   CO_TRY(const std::string body,
-         co_await client->call_raw(method, request.SerializeAsString(), deadline));
+         co_await client->call_raw(method, request.SerializeAsString(), deadline, {}, parent));
   co_return parse_body<ResponseOf<method>>(body);
 }
 

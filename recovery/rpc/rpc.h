@@ -13,6 +13,7 @@
 #include <google/protobuf/message_lite.h>
 
 #include "proto/frame.pb.h"
+#include "recovery/trace/tracer.h"
 #include "src/async/task.h"
 #include "src/base/clock.h"
 #include "src/base/ids.h"
@@ -51,6 +52,8 @@ struct Peer {
   std::string address;
   // The peer is on a unix socket and has our uid.
   bool local_user = false;
+  // Of the call that is being served: the parent of the operations that it causes.
+  trace::Context trace = {};
 };
 
 // Sends the events of a streaming call. Drops an event when the connection is slower than the
@@ -95,6 +98,9 @@ class RpcServer {
   // too; calls of unknown methods do not.
   virtual void on_call_ended(
       std::function<void(proto::Method method, bool failed, Duration took)> callback) = 0;
+  // Before listen(). Each call that belongs to a trace becomes a span. The tracer outlives the
+  // server's close().
+  virtual void trace_calls(trace::Tracer& tracer) = 0;
   virtual std::size_t connection_count() const = 0;
   // Stops accepting, cancels handlers and waits until all have ended, at most until the deadline.
   virtual async::Task<void> close(std::chrono::milliseconds deadline) = 0;
@@ -111,9 +117,10 @@ class RpcClient {
   virtual const Peer& peer() const = 0;
   virtual bool connected() const = 0;
   // kTimeout after `deadline`; the server is told to cancel. `on_event` is for streaming calls.
+  // `parent`: the span that the call belongs to.
   virtual async::Task<Result<std::string>> call_raw(
       proto::Method method, std::string body, std::chrono::milliseconds deadline,
-      std::function<void(std::string body)> on_event = {}) = 0;
+      std::function<void(std::string body)> on_event = {}, trace::Context parent = {}) = 0;
   virtual void close() = 0;
 
   // DNS, connect and hello together within `deadline`. `address`: "host:port" or "unix:/path".

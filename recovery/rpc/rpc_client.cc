@@ -51,7 +51,8 @@ class ClientCore : public std::enable_shared_from_this<ClientCore> {
   }
   async::Task<Result<std::string>> call(proto::Method method, std::string body,
                                         std::chrono::milliseconds timeout,
-                                        std::function<void(std::string)> on_event);
+                                        std::function<void(std::string)> on_event,
+                                        trace::Context parent);
   void close(Error reason);
   const Peer& peer() const { return peer_; }
   bool connected() const { return connection_->is_open(); }
@@ -143,7 +144,8 @@ void ClientCore::send_cancel(std::uint64_t call_id) {
 
 async::Task<Result<std::string>> ClientCore::call(proto::Method method, std::string body,
                                                   std::chrono::milliseconds timeout,
-                                                  std::function<void(std::string)> on_event) {
+                                                  std::function<void(std::string)> on_event,
+                                                  trace::Context parent) {
   const auto self = shared_from_this();
   const std::string what = fmt::format("{} to {}", proto::Method_Name(method), name_);
   timeout = std::clamp<std::chrono::milliseconds>(timeout, std::chrono::milliseconds(1),
@@ -163,6 +165,7 @@ async::Task<Result<std::string>> ClientCore::call(proto::Method method, std::str
   frame.mutable_request()->set_method(static_cast<std::uint32_t>(method));
   frame.mutable_request()->set_body(std::move(body));
   frame.mutable_request()->set_deadline_ms(static_cast<std::uint32_t>(timeout.count()));
+  if (parent.valid()) frame.mutable_request()->set_trace(parent.to_bytes());
   if (auto sent = connection_->send(frame); !sent) {
     co_return fail(std::move(sent).error().with_context(what));
   }
@@ -195,8 +198,9 @@ class Client final : public RpcClient {
   bool connected() const override { return core_->connected(); }
   async::Task<Result<std::string>> call_raw(proto::Method method, std::string body,
                                             std::chrono::milliseconds deadline,
-                                            std::function<void(std::string)> on_event) override {
-    return core_->call(method, std::move(body), deadline, std::move(on_event));
+                                            std::function<void(std::string)> on_event,
+                                            trace::Context parent) override {
+    return core_->call(method, std::move(body), deadline, std::move(on_event), parent);
   }
   void close() override { core_->close({ErrorCode::kPeerLost, "closed by this side"}); }
 

@@ -25,6 +25,7 @@ class Server final : public RpcServer {
     // Connections may end after the objects that the callback captured.
     core_->shared->on_peer_closed = {};
     core_->shared->on_call_ended = {};
+    core_->shared->tracer = nullptr;
   }
 
   void handle(proto::Method method, Handler handler, bool local_only) override {
@@ -40,6 +41,7 @@ class Server final : public RpcServer {
   void on_call_ended(std::function<void(proto::Method, bool, Duration)> callback) override {
     core_->shared->on_call_ended = std::move(callback);
   }
+  void trace_calls(trace::Tracer& tracer) override { core_->shared->tracer = &tracer; }
   Result<std::string> listen(const std::string& address) override {
     std::string bound;
     TRY(UniqueFd fd, listen_tcp(address, bound));

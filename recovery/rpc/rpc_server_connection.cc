@@ -10,6 +10,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "recovery/metrics/metrics.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/handshake.h"
@@ -34,6 +35,7 @@ struct ServerConnection::Call {
   std::uint32_t method = 0;
   TimePoint began = steady_clock::now();
   std::string what;
+  trace::RunningSpan span;
   // Of the handler.
   asio::cancellation_signal signal;
   asio::steady_timer timer;
@@ -219,6 +221,7 @@ void ServerConnection::on_request(proto::Request request) {
   const auto call = std::make_shared<Call>(connection_->executor(), id);
   call->method = request.method();
   call->what = proto::Method_Name(static_cast<proto::Method>(request.method()));
+  call->span = begin_span(request);
   calls_.emplace(id, call);
   call->timer.expires_after(std::chrono::milliseconds(request.deadline_ms()));
   call->timer.async_wait([self = shared_from_this(), call](const boost::system::error_code& error) {
@@ -228,11 +231,29 @@ void ServerConnection::on_request(proto::Request request) {
                                             std::move(*request.mutable_body())));
 }
 
+trace::RunningSpan ServerConnection::begin_span(const proto::Request& request) const {
+  // Most calls have none, such as heartbeats.
+  const auto parent = trace::Context::from_bytes(request.trace());
+  if (!parent || shared_->tracer == nullptr) return {};
+  const auto method = static_cast<proto::Method>(request.method());
+  return {shared_->tracer, metrics::label_of(proto::Method_Name(method)), *parent};
+}
+
+Peer ServerConnection::caller_of(const trace::RunningSpan& span) const {
+  Peer caller = peer_;
+  caller.trace = span.context();
+  return caller;
+}
+
 Result<std::string> ServerConnection::answer_at_once(const ServerShared::Method& method,
                                                      const proto::Request& request) const {
   std::string why = "unknown exception";
+  trace::RunningSpan span = begin_span(request);
   try {
-    return method.at_once(peer_, request.body());
+    if (!span.context().valid()) return method.at_once(peer_, request.body());
+    auto answer = method.at_once(caller_of(span), request.body());
+    span.end(answer);
+    return answer;
   } catch (const std::exception& error) {
     why = error.what();
     // Only the text of the exception is wanted.
@@ -252,7 +273,8 @@ async::Task<Result<std::string>> ServerConnection::invoke(std::shared_ptr<Server
                                                           const ServerShared::Method& method,
                                                           std::string body) {
   auto events = std::make_shared<Events>(self->connection_, call);
-  co_return co_await method.handler(self->peer_, std::move(body), std::move(events));
+  const Peer caller = self->caller_of(call->span);
+  co_return co_await method.handler(caller, std::move(body), std::move(events));
 }
 
 async::Task<void> ServerConnection::run_call(std::shared_ptr<ServerConnection> self,
@@ -276,6 +298,7 @@ async::Task<void> ServerConnection::run_call(std::shared_ptr<ServerConnection> s
     result = handler_failed(call->what, why, /*quiet=*/call->cancelled);
   }
   self->count(call->method, !result, call->began);
+  call->span.end(result);
   self->respond_once(*call, std::move(result));
 }
 

@@ -31,6 +31,8 @@ struct ServerShared {
   std::unordered_map<std::uint32_t, Method> methods;
   std::function<void(const Peer&)> on_peer_closed;
   std::function<void(proto::Method, bool failed, Duration took)> on_call_ended;
+  // nullptr: calls are not traced.
+  trace::Tracer* tracer = nullptr;
   // Strangers must not fill the log.
   TimePoint next_refusal_log{};
   std::uint64_t unlogged_refusals = 0;
@@ -59,6 +61,9 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
 
   async::Task<Result<void>> greet();
   void on_request(proto::Request request);
+  // The span of a call that belongs to a trace.
+  trace::RunningSpan begin_span(const proto::Request& request) const;
+  Peer caller_of(const trace::RunningSpan& span) const;
   Result<std::string> answer_at_once(const ServerShared::Method& method,
                                      const proto::Request& request) const;
   void count(std::uint32_t method, bool failed, TimePoint began) const;

@@ -5,6 +5,7 @@
 
 #include <boost/asio/this_coro.hpp>
 
+#include "recovery/worker/worker_traces.h"
 #include "recovery/worker/worker_wire.h"
 #include "src/async/task.h"
 
@@ -66,9 +67,11 @@ WorkerService::WorkerService(Host& host, asio::any_io_executor executor, Service
       watch_(host, rounds_, tasks_),
       publications_(host, executor_, tasks_, options_.directory / "publish"),
       updates_(host, tasks_) {
-  if (options_.metrics == nullptr) return;
-  metrics_ = std::make_unique<WorkerMetrics>(*options_.metrics);
-  events_.tell([this](const Event& event) { metrics_->count(event); });
+  if (options_.metrics != nullptr) metrics_ = std::make_unique<WorkerMetrics>(*options_.metrics);
+  events_.tell([this](const Event& event) {
+    if (metrics_ != nullptr) metrics_->count(event);
+    if (options_.tracer != nullptr) record_recovery(*options_.tracer, event, steady_now());
+  });
 }
 
 async::Task<void> WorkerService::close(std::chrono::milliseconds deadline) {

@@ -14,6 +14,7 @@
 
 #include "proto/agent.pb.h"
 #include "proto/worker.pb.h"
+#include "recovery/trace/tracer.h"
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/event_log.h"
 #include "recovery/worker/fleet_reporter.h"
@@ -63,6 +64,8 @@ struct ServiceOptions {
   bool verify_uploads = false;                        // on the device, by the device process
   // Outlives the service. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
+  // Outlives the service. nullptr: recoveries leave no spans.
+  trace::Tracer* tracer = nullptr;
 };
 
 // The agent's side of the workers' channel. It owns the parts, and routes calls of workers, events

@@ -1,4 +1,5 @@
 """`rekindle.update`: two workers on doubles of a GPU move to a new version together."""
+import json
 import os
 import subprocess
 import sys
@@ -6,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from conftest import PATIENCE_S, Rekindle, eventually
+from conftest import BINARY, PATIENCE_S, Rekindle, eventually
 
 import rekindle
 
@@ -68,6 +69,27 @@ def test_all_workers_of_a_group_get_the_new_version(fleet, store, published):
         worker.updated.close()
     assert (result.members, result.ready, result.by_broadcast) == (2, 2, 2)
     assert result.elapsed >= 0
+
+
+def test_the_update_and_its_workers_left_spans(fleet, store, published):
+    """Of the update above."""
+    def explained(*what):
+        done = subprocess.run([BINARY, "explain", *map(str, what), "--json"], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=PATIENCE_S, env=fleet.environment)
+        return json.loads(done.stdout)["findings"] if done.returncode == 0 else None
+
+    # The spans of an update come when its ranks have told their phases.
+    findings = eventually(lambda: explained("update", "m@2", "--coordinator", fleet.coordinator))
+    assert findings[0]["text"].startswith("The update to m@2 took ")
+    assert findings[0]["text"].endswith(" for 2 ranks; 0 of them did not get it.")
+    trace = fleet.run("trace", "m@2", "--coordinator", fleet.coordinator)["traceEvents"]
+    ranks = [event for event in trace if event["name"] == "rank"]
+    assert {event["args"]["rekindle.rank"] for event in ranks} == {f"rank 0 of llm-{i} on a" for i in range(2)}
+    assert all(event["args"]["rekindle.bytes"] == 6 * 300 * 700 * 4 for event in ranks)
+    assert {"gathering", "meeting", "spreading", "loading"} <= {event["name"] for event in trace}
+    recovery = explained("recovery", "llm-0", "--store", store)
+    assert recovery[0]["text"].startswith("Rank 0 of llm-0 was served m@2 again in ")
+    assert "install" in recovery[1]["text"]
 
 
 def test_an_update_without_version_or_workers_says_so(fleet, store, published):

@@ -10,6 +10,7 @@
 
 #include <pwd.h>
 
+#include "recovery/agent/agent_core.h"
 #include "recovery/rpc/address.h"
 #include "src/base/units.h"
 #include "tools/cli/output.h"
@@ -102,6 +103,18 @@ std::filesystem::path default_state_directory() {
   }
   const auto home = given("HOME");
   return std::filesystem::path(home.empty() ? "/tmp" : home) / ".local/state/rekindle/coordinator";
+}
+
+Result<CommandSpan> begin_span(const std::string& name, const std::string& otlp) {
+  CommandSpan begun;
+  const std::string node = fmt::format("{}-{}", agent::default_node_id(), ::getpid());
+  TRY(begun.tracing, rpc::Tracing::create("command", node, otlp));
+  trace::Context parent;
+  if (const char* const text = std::getenv("TRACEPARENT")) {
+    parent = trace::Context::parse(text).value_or(parent);
+  }
+  begun.span = trace::RunningSpan(&begun.tracing->tracer, name, parent);
+  return begun;
 }
 
 agent::LocalAgentOptions local_agent_options(const Settings& settings) {

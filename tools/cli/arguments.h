@@ -3,12 +3,14 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include <sys/types.h>
 
 #include "recovery/agent/local_agent.h"
+#include "recovery/rpc/otlp_exporter.h"
 #include "src/base/result.h"
 #include "tools/cli/cli_session.h"
 
@@ -29,6 +31,15 @@ Result<std::string> read_text_file(const std::filesystem::path& path);
 Result<ModelVersion> parse_model_version(std::string_view text);
 // The directory of a coordinator's state without --state.
 std::filesystem::path default_state_directory();
+
+// The span of a command, and the tracer of its process.
+struct CommandSpan {
+  std::unique_ptr<rpc::Tracing> tracing;
+  trace::RunningSpan span;
+};
+// `otlp`: of --otlp. TRACEPARENT in the environment names the parent, as for other commands that
+// leave spans. Anything but a W3C trace context is ignored.
+Result<CommandSpan> begin_span(const std::string& name, const std::string& otlp);
 
 agent::LocalAgentOptions local_agent_options(const Settings& settings);
 

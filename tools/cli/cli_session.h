@@ -97,6 +97,8 @@ void add_support_bundle(Command& app, Session& session);
 void add_config(Command& app, Session& session);
 void add_completion(Command& app, Session& session);
 void add_man(Command& app, Session& session);
+void add_trace(Command& app, Session& session);
+void add_explain(Command& app, Session& session);
 void add_version(Command& app, Session& session);
 void add_device_process(Command& app, Session& session);
 

@@ -19,6 +19,7 @@ struct PublishArgs {
   std::string id;
   std::vector<std::string> paths;
   std::optional<std::uint32_t> replicas;
+  std::string otlp;
 };
 
 Result<int> publish(const Settings& settings, const PublishArgs& args) {
@@ -31,15 +32,23 @@ Result<int> publish(const Settings& settings, const PublishArgs& args) {
     request.paths.push_back(absolute);
   }
   request.replicas = args.replicas;
-  TRY(const auto host, agent::open_local_agent(local_agent_options(settings)));
+  TRY(auto traced, begin_span("rekindle publish", args.otlp));
+  request.trace = traced.span.context();
+  agent::LocalAgentOptions options = local_agent_options(settings);
+  options.tracer = &traced.tracing->tracer;
+  TRY(const auto host, agent::open_local_agent(options));
   pull::TransferSummary summary;
   {
     ProgressView view("publish", ProgressView::style_for_stderr(settings.quiet));
-    TRY(summary, host->publish(request, [&](const pull::Progress& p) { view.update(p); }));
+    auto published = host->publish(request, [&](const pull::Progress& p) { view.update(p); });
+    traced.span.end(published);
+    if (!published) return fail(std::move(published).error());
+    summary = std::move(*published);
   }
   if (settings.json) {
     Json report = to_json(summary);
     report["embedded"] = host->embedded();
+    report["trace"] = request.trace.trace.hex();
     print_json(report);
     return kExitOk;
   }
@@ -114,6 +123,7 @@ void add_publish(Command& app, Session& session) {
              "coordinator's --replicas]")
       .type_name("R")
       .between(0u, 1024u);
+  add_otlp_option(sub, args->otlp);
   sub.runs(session, "publish", [&session, args] { return publish(session.settings, *args); });
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 struct PullArgs {
   std::string ref;
-  std::string to, shard, spec, tensors, transport, fallback, root;
+  std::string to, shard, spec, tensors, transport, fallback, root, otlp;
   std::vector<std::string> from;
   bool dry_run = false;
   transport::verbs::FabricOptions fabric;
@@ -126,8 +126,11 @@ void print_summary(const pull::TransferSummary& summary) {
 
 Result<int> run_pull(Session& session, const PullArgs& args) {
   const Settings& settings = session.settings;
-  TRY(const agent::PullRequest request, to_request(args));
+  TRY(agent::PullRequest request, to_request(args));
+  TRY(auto traced, begin_span("rekindle pull", args.otlp));
+  request.trace = traced.span.context();
   agent::LocalAgentOptions options = local_agent_options(settings);
+  options.tracer = &traced.tracing->tracer;
   // --to leaves the store alone.
   options.embedded_only = !request.to.empty();
   options.rdma = {.enabled = !args.dry_run, .fabric = args.fabric};
@@ -138,12 +141,14 @@ Result<int> run_pull(Session& session, const PullArgs& args) {
     ProgressView view("pull", ProgressView::style_for_stderr(settings.quiet));
     auto pulled = host->pull(request, [&](const pull::Progress& p) { view.update(p); });
     session.interrupted_by = host->interrupted_by();
+    traced.span.end(pulled);
     if (!pulled) return fail(std::move(pulled).error());
     summary = std::move(*pulled);
   }
   if (settings.json) {
     Json report = to_json(summary);
     report["embedded"] = host->embedded();
+    report["trace"] = request.trace.trace.hex();
     print_json(report);
   } else {
     print_summary(summary);
@@ -190,6 +195,7 @@ void add_pull(Command& app, Session& session) {
              "Directory of safetensors files to read when no source is left")
       .type_name("DIR");
   add_fabric_options(sub, args->fabric);
+  add_otlp_option(sub, args->otlp);
   sub.flag("-n,--dry-run", args->dry_run, "Show the plan, transfer nothing");
   sub.footer(
       "Examples:\n"

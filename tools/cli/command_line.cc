@@ -119,6 +119,14 @@ void Command::runs_daemon(Session& session, const std::string& name,
   });
 }
 
+void add_otlp_option(Command& command, std::string& url) {
+  command
+      .option("--otlp", url,
+              "Collector that takes the spans of operations, by OTLP/HTTP in JSON, such as\n"
+              "http://localhost:4318; without a path: /v1/traces [none]")
+      .type_name("URL");
+}
+
 void add_fabric_options(Command& command, transport::verbs::FabricOptions& options) {
   constexpr const char* kGroup = "RDMA";
   command

@@ -77,6 +77,9 @@ class Command {
 // configuration file fits all.
 void add_fabric_options(Command& command, transport::verbs::FabricOptions& options);
 
+// --otlp.
+void add_otlp_option(Command& command, std::string& url);
+
 bool is_daemon(std::string_view command);
 
 // Whether the configuration file may set the option of this long name, without dashes.

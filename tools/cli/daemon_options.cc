@@ -217,6 +217,7 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
   problems.take("recopy-rate", options.recopy_bytes_per_second,
                 parse_size("--recopy-rate", args.recopy_rate));
   options.metrics = args.metrics;
+  options.otlp = args.otlp;
   options.allow_drills = args.allow_drills;
   return options;
 }
@@ -295,6 +296,7 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
              "Address at which Prometheus scrapes GET /metrics, also of a coordinator that stands\n"
              "by; anyone who reaches it may read [none]")
       .type_name("HOST:PORT");
+  add_otlp_option(sub, args.otlp);
   sub.option("--http", args.http,
              "Address of a status page for browsers. Without HOST, it is for this host only;\n"
              "anyone who reaches it may read [none]")
@@ -348,6 +350,7 @@ void add_agent_options(Command& sub, AgentArgs& args) {
              "Address at which Prometheus scrapes GET /metrics; anyone who reaches it may read\n"
              "[none]")
       .type_name("HOST:PORT");
+  add_otlp_option(sub, options.otlp);
   sub.option("--load-timeout", args.load_timeout,
              "Time for a worker to load its weights once they are on this host [10min]")
       .type_name("TIME");

@@ -68,6 +68,7 @@ struct CoordinatorArgs {
   std::string recopy_rate = "256MiB";
   bool allow_drills = false;
   std::string metrics;
+  std::string otlp;
   std::string http;
 };
 

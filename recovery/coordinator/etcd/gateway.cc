@@ -2,49 +2,18 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <limits>
 
-#include <boost/asio/as_tuple.hpp>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/http.hpp>
 #include <openssl/evp.h>
 
-#include "recovery/rpc/address.h"
+#include "src/base/clock.h"
 
 namespace rekindle::coordinator::etcd {
-
-namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = boost::beast::http;
 
 namespace {
 
 constexpr std::string_view kScheme = "http://";
 constexpr std::size_t kMaxAnswerBytes = 8u << 20;  // etcd's own limit for a request is 1.5 MiB
-
-Result<std::vector<asio::ip::tcp::endpoint>> addresses_of(const rpc::HostPort& member) {
-  TRY(const auto found, rpc::resolve_blocking(member));
-  std::vector<asio::ip::tcp::endpoint> addresses;
-  for (const rpc::Endpoint& generic : found) {
-    asio::ip::tcp::endpoint& address = addresses.emplace_back();
-    if (generic.size() > address.capacity()) {
-      addresses.pop_back();
-      continue;
-    }
-    std::memcpy(address.data(), generic.data(), generic.size());
-    address.resize(generic.size());
-  }
-  if (addresses.empty()) return fail(ErrorCode::kNotFound, "{} has no address", member.host);
-  return addresses;
-}
-
-Failure network_error(const char* what, const beast::error_code& error) {
-  return fail(ErrorCode::kUnavailable, "{}: {}", what,
-              error == beast::error::timeout ? "no answer in time" : error.message());
-}
 
 }  // namespace
 
@@ -99,86 +68,42 @@ std::int64_t number_in(const nlohmann::json& object, const char* field) {
   return value;
 }
 
-Gateway::Gateway(std::vector<rpc::HostPort> endpoints) : endpoints_(std::move(endpoints)) {}
-
-asio::awaitable<Result<std::string>> Gateway::exchange(rpc::HostPort member, std::string path,
-                                                       std::string body,
-                                                       Clock::time_point deadline) {
-  constexpr auto kToken = asio::as_tuple(asio::use_awaitable);
-  if (!stream_) {
-    CO_TRY(const auto addresses, addresses_of(member));
-    stream_.emplace(io_.get_executor());
-    stream_->expires_at(deadline);
-    const auto [error, address] = co_await stream_->async_connect(addresses, kToken);
-    if (error) co_return network_error("connect", error);
-  }
-  stream_->expires_at(deadline);
-  http::request<http::string_body> request{http::verb::post, path, 11};
-  request.set(http::field::host, member.to_string());
-  request.set(http::field::content_type, "application/json");
-  request.body() = std::move(body);
-  request.prepare_payload();
-  const auto [write_error, written] = co_await http::async_write(*stream_, request, kToken);
-  if (write_error) co_return network_error("send", write_error);
-  beast::flat_buffer buffer;
-  http::response_parser<http::string_body> parser;
-  parser.body_limit(kMaxAnswerBytes);
-  const auto [read_error, got] = co_await http::async_read(*stream_, buffer, parser, kToken);
-  if (read_error) co_return network_error("receive", read_error);
-  auto response = parser.release();
-  if (!response.keep_alive()) stream_.reset();
-  // 5xx: this member fails, another may not. 4xx: the call itself is wrong.
-  if (response.result_int() >= 500) {
-    co_return fail(ErrorCode::kUnavailable, "HTTP {}: {}", response.result_int(), response.body());
-  }
-  if (response.result_int() >= 400) {
-    co_return fail(ErrorCode::kInvalid, "HTTP {}: {}", response.result_int(), response.body());
-  }
-  co_return std::move(response.body());
+Gateway::Gateway(std::vector<rpc::HostPort> endpoints) {
+  for (auto& endpoint : endpoints) members_.emplace_back(std::move(endpoint), kMaxAnswerBytes);
 }
 
-Result<nlohmann::json> Gateway::ask(const rpc::HostPort& member, std::string_view path,
-                                    const std::string& body, Clock::time_point deadline) {
-  Result<std::string> answer = fail(ErrorCode::kUnavailable, "not asked");
-  const auto once = [&] {
-    io_.restart();
-    asio::co_spawn(io_, exchange(member, std::string(path), body, deadline),
-                   [&](const std::exception_ptr& thrown, Result<std::string> result) {
-                     answer = thrown ? fail(ErrorCode::kInternal, "an exception") : result;
-                   });
-    io_.run();
-    if (!answer && answer.error().code() == ErrorCode::kUnavailable) stream_.reset();
-  };
-  const bool reused = stream_.has_value();
-  once();
-  // The other end may have closed a kept connection a moment ago.
-  if (reused && !stream_ && !answer && Clock::now() < deadline) once();
-  if (!answer) return fail(std::move(answer).error());
-  auto parsed = nlohmann::json::parse(*answer, nullptr, false);
+// 5xx: this member fails, another may not. 4xx: the call itself is wrong.
+Result<nlohmann::json> Gateway::ask(rpc::HttpClient& member, std::string_view path,
+                                    const std::string& body, TimePoint deadline) {
+  TRY(const auto answer, member.post(path, body, deadline));
+  if (answer.status >= 400) {
+    return fail(answer.status >= 500 ? ErrorCode::kUnavailable : ErrorCode::kInvalid, "HTTP {}: {}",
+                answer.status, answer.body);
+  }
+  auto parsed = nlohmann::json::parse(answer.body, nullptr, false);
   if (!parsed.is_object()) {
-    return fail(ErrorCode::kUnavailable, "it does not speak etcd's JSON: {:.80}", *answer);
+    return fail(ErrorCode::kUnavailable, "it does not speak etcd's JSON: {:.80}", answer.body);
   }
   return parsed;
 }
 
 Result<nlohmann::json> Gateway::call(std::string_view path, const nlohmann::json& body,
                                      std::chrono::milliseconds deadline) {
-  const auto give_up = Clock::now() + deadline;
+  const auto give_up = steady_now() + deadline;
   const std::string text = body.dump();
   std::string causes;
-  for (std::size_t asked = 0; asked < endpoints_.size(); ++asked) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(give_up - Clock::now());
-    const auto share = left / static_cast<std::int64_t>(endpoints_.size() - asked);
-    const rpc::HostPort& member = endpoints_[current_];
-    auto answer = ask(member, path, text, Clock::now() + share);
+  for (std::size_t asked = 0; asked < members_.size(); ++asked) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(give_up - steady_now());
+    const auto share = left / static_cast<std::int64_t>(members_.size() - asked);
+    rpc::HttpClient& member = members_[current_];
+    auto answer = ask(member, path, text, steady_now() + share);
     if (answer) return answer;
     if (answer.error().code() == ErrorCode::kInvalid) {
       return fail(std::move(answer).error().with_context("etcd refuses " + std::string(path)));
     }
-    causes += fmt::format("{}{}: {}", causes.empty() ? "" : "; ", member.to_string(),
+    causes += fmt::format("{}{}: {}", causes.empty() ? "" : "; ", member.server().to_string(),
                           answer.error().message());
-    stream_.reset();
-    current_ = (current_ + 1) % endpoints_.size();
+    current_ = (current_ + 1) % members_.size();
   }
   return fail(ErrorCode::kUnavailable, "etcd does not answer ({})", causes);
 }

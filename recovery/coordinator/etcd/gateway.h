@@ -1,18 +1,17 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <deque>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <boost/asio/awaitable.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <nlohmann/json.hpp>
 
 #include "recovery/rpc/address.h"
+#include "recovery/rpc/http_client.h"
 #include "src/base/result.h"
 
 namespace rekindle::coordinator::etcd {
@@ -28,9 +27,9 @@ Result<std::string> from_base64(std::string_view text);
 std::int64_t number_in(const nlohmann::json& object, const char* field);
 
 // Calls of etcd's v3 API through its JSON gateway
-// (https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway). It keeps one connection; when a member
-// does not answer it asks the next one. Blocks, at most until the deadline. One thread. A call may
-// reach etcd twice when a connection breaks.
+// (https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway). It keeps a connection to each member that
+// it has asked; when one does not answer it asks the next one. Blocks, at most until the deadline.
+// One thread. A call may reach etcd twice when a connection breaks.
 class Gateway {
  public:
   explicit Gateway(std::vector<rpc::HostPort> endpoints);
@@ -40,17 +39,11 @@ class Gateway {
                               std::chrono::milliseconds deadline);
 
  private:
-  using Clock = std::chrono::steady_clock;
-  Result<nlohmann::json> ask(const rpc::HostPort& member, std::string_view path,
-                             const std::string& body, Clock::time_point deadline);
-  boost::asio::awaitable<Result<std::string>> exchange(rpc::HostPort member, std::string path,
-                                                       std::string body,
-                                                       Clock::time_point deadline);
+  static Result<nlohmann::json> ask(rpc::HttpClient& member, std::string_view path,
+                                    const std::string& body, TimePoint deadline);
 
-  const std::vector<rpc::HostPort> endpoints_;
+  std::deque<rpc::HttpClient> members_;
   std::size_t current_ = 0;
-  boost::asio::io_context io_{1};
-  std::optional<boost::beast::tcp_stream> stream_;
 };
 
 }  // namespace rekindle::coordinator::etcd

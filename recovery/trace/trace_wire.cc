@@ -1,0 +1,107 @@
+#include "recovery/trace/trace_wire.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace rekindle::trace {
+
+namespace {
+
+constexpr std::size_t kMostAnswered = 4096;
+constexpr int kMostAttributes = 32;
+constexpr std::size_t kMostTextBytes = 512;
+// Longer than any span; its nanoseconds, and a start's, fit 63 bits.
+constexpr std::uint64_t kMostNanoseconds = std::uint64_t{1} << 62;
+
+// Cut between two characters of UTF-8, as a message with half of one does not parse.
+std::string shortened(std::string_view text) {
+  if (text.size() <= kMostTextBytes) return std::string(text);
+  std::size_t size = kMostTextBytes;
+  while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80) --size;
+  return std::string(text.substr(0, size));
+}
+
+std::chrono::nanoseconds time_of(std::uint64_t nanoseconds) {
+  return std::chrono::nanoseconds(std::min(nanoseconds, kMostNanoseconds));
+}
+
+}  // namespace
+
+proto::Span to_proto(const Span& span) {
+  proto::Span out;
+  out.set_trace_id(span.context.trace.to_bytes());
+  out.set_span_id(span.context.span.to_bytes());
+  if (!span.parent.is_nil()) out.set_parent_id(span.parent.to_bytes());
+  out.set_name(span.name);
+  out.set_service(span.service);
+  out.set_node(span.node);
+  out.set_start_unix_ns(static_cast<std::uint64_t>(span.start.count()));
+  out.set_duration_ns(static_cast<std::uint64_t>(span.duration.count()));
+  for (const Attribute& attribute : span.attributes) {
+    auto& added = *out.add_attributes();
+    added.set_key(attribute.key);
+    if (const auto* text = std::get_if<std::string>(&attribute.value)) {
+      added.set_text(shortened(*text));
+    } else {
+      added.set_number(std::get<std::int64_t>(attribute.value));
+    }
+  }
+  out.set_error(shortened(span.error));
+  return out;
+}
+
+Result<Span> from_proto(const proto::Span& message) {
+  Span span;
+  const auto context = Context::from_bytes(message.trace_id() + message.span_id());
+  const bool has_parent = !message.parent_id().empty();
+  if (!context || message.trace_id().size() != span.context.trace.bytes.size() ||
+      (has_parent && message.parent_id().size() != span.parent.bytes.size())) {
+    return fail(ErrorCode::kInvalid, "a span's ids have a wrong length");
+  }
+  span.context = *context;
+  if (has_parent) {
+    std::memcpy(span.parent.bytes.data(), message.parent_id().data(), span.parent.bytes.size());
+  }
+  span.name = shortened(message.name());
+  span.service = shortened(message.service());
+  span.node = shortened(message.node());
+  span.start = time_of(message.start_unix_ns());
+  span.duration = time_of(message.duration_ns());
+  for (int i = 0; i < std::min(message.attributes_size(), kMostAttributes); ++i) {
+    const auto& attribute = message.attributes(i);
+    Attribute& added = span.attributes.emplace_back();
+    added.key = shortened(attribute.key());
+    if (attribute.has_text()) {
+      added.value = shortened(attribute.text());
+    } else {
+      added.value = attribute.number();
+    }
+  }
+  span.error = shortened(message.error());
+  return span;
+}
+
+Result<proto::TraceResponse> find_trace(const Tracer& tracer, const proto::TraceRequest& request) {
+  TraceId trace;
+  if (!request.trace_id().empty()) {
+    TRY(trace, TraceId::from_bytes(request.trace_id()));
+  } else {
+    trace = tracer.find(request.operation(), request.subject());
+  }
+  const auto spans = trace.is_nil() ? std::vector<Span>() : tracer.of_trace(trace, kMostAnswered);
+  if (spans.empty()) {
+    return fail(ErrorCode::kNotFound,
+                "no span of {} is kept here: it has not ended yet, was long ago, or this process "
+                "has started since",
+                request.trace_id().empty() ? request.operation() + " " + request.subject()
+                                           : "trace " + trace.hex());
+  }
+  proto::TraceResponse response;
+  for (const Span& span : spans) *response.add_spans() = to_proto(span);
+  return response;
+}
+
+}  // namespace rekindle::trace

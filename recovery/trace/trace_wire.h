@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstddef>
+
+#include "proto/trace.pb.h"
+#include "recovery/trace/tracer.h"
+#include "src/base/result.h"
+
+// Spans in messages. Long text is cut; ids of a wrong length are an error.
+namespace rekindle::trace {
+
+// What a puller may send when it closes its pull.
+inline constexpr std::size_t kMostPullSpans = 64;
+
+proto::Span to_proto(const Span& span);
+Result<Span> from_proto(const proto::Span& message);
+
+// The answer of a process that keeps spans. kNotFound: none of them belong to the operation.
+Result<proto::TraceResponse> find_trace(const Tracer& tracer, const proto::TraceRequest& request);
+
+}  // namespace rekindle::trace

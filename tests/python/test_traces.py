@@ -1,0 +1,188 @@
+"""One operation over real processes is one trace: what a collector gets, what `trace` and `explain` print."""
+import http.server
+import json
+import os
+import threading
+
+import numpy
+import pytest
+import safetensors.numpy
+from conftest import Rekindle, eventually
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+CALLER = "00f067aa0ba902b7"
+
+
+class Collector:
+    """A stub of an OpenTelemetry collector. Checks the shape of each request."""
+
+    def __init__(self):
+        self.spans, self.problems = [], []
+        collector = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                try:
+                    assert self.path == "/v1/traces" and self.headers["Content-Type"] == "application/json"
+                    collector.take(json.loads(body))
+                except (AssertionError, KeyError, TypeError, ValueError) as error:
+                    collector.problems.append(f"{error!r} {body[:500]}")
+                self.send_response(200)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def take(self, request):
+        assert set(request) == {"resourceSpans"}
+        for process in request["resourceSpans"]:
+            names = attributes(process["resource"])
+            for scope in process["scopeSpans"]:
+                assert scope["scope"]["name"] == "rekindle"
+                for span in scope["spans"]:
+                    assert len(span["traceId"]) == 32 and int(span["traceId"], 16)
+                    assert len(span["spanId"]) == 16 and int(span["spanId"], 16)
+                    assert len(span.get("parentSpanId", CALLER)) == 16
+                    assert isinstance(span["startTimeUnixNano"], str) and isinstance(span["endTimeUnixNano"], str)
+                    assert int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"])
+                    self.spans.append({**span, "service": names["service.name"],
+                                       "node": names["service.instance.id"], "known": attributes(span)})
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def attributes(of):
+    found = {}
+    for attribute in of["attributes"]:
+        (kind, value), = attribute["value"].items()
+        assert kind in ("stringValue", "intValue") and isinstance(value, str)
+        found[attribute["key"]] = int(value) if kind == "intValue" else value
+    return found
+
+
+@pytest.fixture(scope="module")
+def fleet(memory_directory):
+    """A coordinator, agents `a` and `b` that hold m@1, and the collector that all of them tell. `a` sends
+    200 MB/s to each puller, and `b` 20 MB/s."""
+    collector = Collector()
+
+    class Told(Rekindle):
+        def _daemon(self, role, *arguments):
+            rate = ("--max-rate", "20MB" if "b" in arguments else "200MB") if role == "agent" else ()
+            return super()._daemon(role, *arguments, "--otlp", collector.url, *rate)
+
+    fleet = Told(memory_directory)
+    fleet.collector = collector
+    try:
+        generator = numpy.random.default_rng(5)
+        tensors = {f"layer.{i}": generator.integers(256, size=4 << 20, dtype=numpy.uint8) for i in range(16)}
+        safetensors.numpy.save_file(tensors, memory_directory / "model.safetensors")
+        fleet.publish("m@1", memory_directory / "model.safetensors")
+        fleet.run("pull", "m@1", "--store", fleet.store("b"), "--coordinator", fleet.coordinator)
+        status = ("status", "--coordinator", fleet.coordinator)
+        eventually(lambda: fleet.run(*status)["versions"][0]["whole_copies"] == 2)
+        yield fleet
+    finally:
+        fleet.close()
+        collector.close()
+
+
+def test_a_pull_is_one_trace_in_all_processes(fleet):
+    fleet.environment["TRACEPARENT"] = f"00-{TRACE}-{CALLER}-01"
+    try:
+        report = fleet.pull_to("m@1", fleet.directory / "one", "--transport", "tcp", "--otlp", fleet.collector.url)
+    finally:
+        del fleet.environment["TRACEPARENT"]
+    assert report["trace"] == TRACE
+
+    def trace():
+        found = [span for span in fleet.collector.spans if span["traceId"] == TRACE]
+        services = {(span["service"], span["node"]) for span in found if span["service"] == "rekindle-agent"}
+        complete = services == {("rekindle-agent", "a"), ("rekindle-agent", "b")}
+        return complete and {span["service"] for span in found} >= {"rekindle-command", "rekindle-coordinator"} and found
+
+    spans = eventually(trace)
+    assert not fleet.collector.problems
+    by_id = {span["spanId"]: span for span in spans}
+    assert len(by_id) == len(spans), "a span was sent twice"
+
+    def above(span):
+        return [by_id[span["parentSpanId"]]["name"]] + above(by_id[span["parentSpanId"]]) \
+            if span["parentSpanId"] in by_id else [span["parentSpanId"]]
+
+    ways = {span["name"]: above(span) for span in spans}
+    assert ways["rekindle pull"] == [CALLER]
+    assert ways["pull"] == ["rekindle pull", CALLER]
+    assert ways["coordinator_open_pull"] == ["pull", "rekindle pull", CALLER]
+    for phase in ("resolve", "plan", "allocate", "connect", "transfer", "commit"):
+        assert ways[phase] == ["pull", "rekindle pull", CALLER], phase
+    assert ways["agent_open_session"] == ["handshake", "transfer", "pull", "rekindle pull", CALLER]
+    moved = {span["known"]["rekindle.source"]: span["known"] for span in spans if span["name"] == "source"}
+    assert sum(source["rekindle.bytes"] for source in moved.values()) == report["fetched_bytes"]
+    assert moved["b"]["rekindle.cap_bytes_per_second"] == 20_000_000 and moved["a"]["rekindle.transport"] == "tcp"
+
+
+def test_trace_prints_the_spans_of_all_processes_for_perfetto(fleet):
+    report = fleet.pull_to("m@1", fleet.directory / "two", "--transport", "tcp")
+    pull = fleet.run("trace", report["trace"], "--coordinator", fleet.coordinator)
+    events = pull["traceEvents"]
+    processes = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert {"coordinator coordinator", "agent a", "agent b"} < processes and len(processes) == 4
+    spans = [event for event in events if event["ph"] == "X"]
+    top, = (span for span in spans if span["name"] == "pull")
+    assert top["args"]["rekindle.version"] == "m@1"
+    for span in spans:
+        assert span["ts"] >= 0 and span["dur"] >= 0
+    tracks = {}
+    for span in spans:
+        tracks.setdefault((span["pid"], span["tid"]), []).append((span["ts"], span["ts"] + span["dur"]))
+    for track in tracks.values():
+        for begin, end in track:
+            for start, stop in track:
+                assert stop <= begin or start >= end or (start >= begin and stop <= end) or (start <= begin and stop >= end)
+    by_pull_id = fleet.run("trace", top["args"]["rekindle.subject"], "--coordinator", fleet.coordinator)
+    assert len(by_pull_id["traceEvents"]) == len(events)
+
+
+def test_explain_names_the_source_that_a_cap_slows(fleet):
+    fleet.pull_to("m@1", fleet.directory / "three", "--transport", "tcp")
+    findings = fleet.run("explain", "pull", "m@1", "--coordinator", fleet.coordinator)["findings"]
+    kinds = [finding["kind"] for finding in findings]
+    assert kinds[:3] == ["outcome", "phases", "sources"]
+    slow, = (finding for finding in findings if finding["kind"] == "slow_source")
+    assert slow["text"].startswith("Source b sent ")
+    assert "It may send this pull 20.0 MB/s at most." in slow["text"]
+    assert "--max-rate of the agent b" in slow["advice"]
+
+
+def test_a_node_that_does_not_answer_is_named_and_the_rest_is_printed(fleet):
+    report = fleet.pull_to("m@1", fleet.directory / "four", "--transport", "tcp")
+    fleet.kill_agent("b")
+    events = fleet.run("trace", report["trace"], "--coordinator", fleet.coordinator)["traceEvents"]
+    assert "agent a" in {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    fleet.start_agent("b")
+
+
+def test_an_unknown_operation_is_not_found(fleet):
+    for arguments in (("trace", "0" * 31 + "1"), ("explain", "pull", "nobody@1"), ("explain", "update", "m@1")):
+        fleet.run(*arguments, "--coordinator", fleet.coordinator, code=3)
+    fleet.run("explain", "recovery", "nobody", "--store", fleet.store("a"), code=3)
+
+
+def test_https_is_refused_and_a_collector_that_is_away_holds_nothing_up(fleet):
+    away = ("m@1", "--coordinator", fleet.coordinator)
+    fleet.run("pull", *away, "--to", fleet.directory / "five", "--otlp", "https://localhost:4318", code=2)
+    fleet.run("pull", *away, "--to", fleet.directory / "five", "--otlp", "http://127.0.0.1:1")
+    assert os.path.exists(fleet.directory / "five")

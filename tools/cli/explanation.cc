@@ -1,0 +1,464 @@
+#include "tools/cli/explanation.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "recovery/trace/tracer.h"
+#include "src/base/units.h"
+
+namespace rekindle::cli {
+namespace {
+
+using trace::Span;
+using Nanoseconds = std::chrono::nanoseconds;
+
+// A source below this part of the median rate of the others is slow.
+constexpr double kSlow = 0.6;
+// A source that reaches this part of its cap is held back by it.
+constexpr double kAtCap = 0.8;
+// A phase with at least this share of the time bounds the operation.
+constexpr double kBounds = 0.5;
+// A rank that took this much longer than the median of the others is slow.
+constexpr double kSlowRank = 1.5;
+
+double in_seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+std::string time_text(Nanoseconds time) {
+  const double s = in_seconds(time);
+  return s < 1 ? fmt::format("{:.1f} ms", s * 1000) : fmt::format("{:.2f} s", s);
+}
+
+std::string bytes_text(std::int64_t bytes) {
+  return format_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(bytes, 0)));
+}
+
+double share(Nanoseconds part, Nanoseconds whole) {
+  return whole.count() <= 0 ? 0 : in_seconds(part) / in_seconds(whole);
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+std::string text_of(const Span& span, std::string_view key, const std::string& otherwise) {
+  const std::string* text = span.text(key);
+  return text == nullptr || text->empty() ? otherwise : *text;
+}
+
+// The spans of one operation, as a tree.
+class Tree {
+ public:
+  explicit Tree(const std::vector<Span>& spans) {
+    for (const Span& span : spans) children_[{span.context.trace, span.parent}].push_back(&span);
+  }
+  std::vector<const Span*> children(const Span& parent) const {
+    const auto found = children_.find(parent.context);
+    return found == children_.end() ? std::vector<const Span*>() : found->second;
+  }
+  // All spans of this name below `top`.
+  std::vector<const Span*> below(const Span& top, std::string_view name) const {
+    std::vector<const Span*> found;
+    std::vector<const Span*> open = children(top);
+    std::set<trace::Context> seen;
+    while (!open.empty()) {
+      const Span* span = open.back();
+      open.pop_back();
+      if (!seen.insert(span->context).second) continue;
+      if (span->name == name) found.push_back(span);
+      for (const Span* child : children(*span)) open.push_back(child);
+    }
+    std::ranges::sort(found, {}, &Span::start);
+    return found;
+  }
+
+ private:
+  std::map<trace::Context, std::vector<const Span*>> children_;
+};
+
+struct PhaseTime {
+  std::string name;
+  Nanoseconds took{};
+};
+
+// By name, the longest first. A phase that came again counts once.
+std::vector<PhaseTime> phases_of(const std::vector<const Span*>& spans) {
+  std::vector<PhaseTime> phases;
+  for (const Span* span : spans) {
+    auto known = std::ranges::find(phases, span->name, &PhaseTime::name);
+    if (known == phases.end()) known = phases.insert(phases.end(), {span->name, {}});
+    known->took += span->duration;
+  }
+  std::ranges::stable_sort(phases, std::greater(), &PhaseTime::took);
+  return phases;
+}
+
+Finding phases_finding(const std::vector<PhaseTime>& phases, Nanoseconds whole) {
+  std::string text = "The time went to";
+  for (std::size_t i = 0; i < phases.size(); ++i) {
+    text += fmt::format("{} {} {} ({:.0f} %)", i == 0 ? "" : ",", phases[i].name,
+                        time_text(phases[i].took), 100 * share(phases[i].took, whole));
+  }
+  return {"phases", text + ".", ""};
+}
+
+// What one source brought in all transfers of a pull.
+struct SourceWork {
+  std::string name;
+  std::string transport;
+  std::int64_t bytes = 0;
+  double rate = 0;  // bytes per second
+  std::int64_t cap = 0;
+  std::int64_t failed_slices = 0;
+  std::string lost;  // why
+
+  bool at_cap() const { return cap > 0 && rate >= kAtCap * static_cast<double>(cap); }
+};
+
+std::vector<SourceWork> sources_of(const std::vector<const Span*>& spans) {
+  std::map<std::string, SourceWork> sources;
+  std::map<std::string, Nanoseconds> busy;
+  for (const Span* span : spans) {
+    const std::string name = text_of(*span, trace::kSource, "an unnamed source");
+    SourceWork& work = sources[name];
+    work.name = name;
+    work.transport = text_of(*span, "rekindle.transport", work.transport);
+    work.bytes += span->number("rekindle.bytes");
+    work.cap = std::max(work.cap, span->number("rekindle.cap_bytes_per_second"));
+    work.failed_slices += span->number("rekindle.failed_slices");
+    if (!span->error.empty()) work.lost = span->error;
+    busy[name] += span->duration;
+  }
+  std::vector<SourceWork> list;
+  for (auto& [name, work] : sources) {
+    const double s = in_seconds(busy[name]);
+    work.rate = s > 0 ? static_cast<double>(work.bytes) / s : 0;
+    list.push_back(std::move(work));
+  }
+  std::ranges::stable_sort(list, std::greater(), &SourceWork::bytes);
+  return list;
+}
+
+class PullExplanation {
+ public:
+  PullExplanation(const Span& pull, const Tree& tree)
+      : pull_(pull),
+        tree_(tree),
+        phases_(phases_of(own_children(pull, tree))),
+        sources_(sources_of(tree.below(pull, "source"))) {}
+
+  std::vector<Finding> make() {
+    outcome();
+    if (!phases_.empty()) findings_.push_back(phases_finding(phases_, pull_.duration));
+    sources();
+    slow_sources();
+    slow_rails();
+    waits();
+    failures();
+    repeated();
+    bound();
+    return std::move(findings_);
+  }
+
+ private:
+  // Without what other processes did for it.
+  static std::vector<const Span*> own_children(const Span& pull, const Tree& tree) {
+    auto spans = tree.children(pull);
+    std::erase_if(spans, [&](const Span* span) {
+      return span->service != pull.service || span->node != pull.node;
+    });
+    return spans;
+  }
+  void add(std::string kind, std::string text, std::string advice = "") {
+    findings_.push_back({std::move(kind), std::move(text), std::move(advice)});
+  }
+
+  void outcome() {
+    const std::string what = fmt::format("The pull of {} to {}",
+                                         text_of(pull_, trace::kVersion, "a version"), pull_.node);
+    if (!pull_.error.empty()) {
+      return add("outcome", fmt::format("{} failed after {}: {}", what, time_text(pull_.duration),
+                                        pull_.error));
+    }
+    const std::int64_t fetched = pull_.number("rekindle.fetched_bytes");
+    std::string text = fmt::format("{} took {}: {}", what, time_text(pull_.duration),
+                                   bytes_text(pull_.number("rekindle.bytes")));
+    const double s = in_seconds(pull_.duration);
+    if (s > 0) {
+      text += fmt::format(", of which {} were fetched ({})", bytes_text(fetched),
+                          format_rate(static_cast<double>(fetched) / s));
+    }
+    add("outcome", text + ".");
+  }
+
+  void sources() {
+    if (sources_.empty()) return;
+    std::string text = "It read";
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      const SourceWork& source = sources_[i];
+      text +=
+          fmt::format("{} {} from {} over {} at {}", i == 0 ? "" : ",", bytes_text(source.bytes),
+                      source.name, source.transport, format_rate(source.rate));
+    }
+    add("sources", text + ".");
+  }
+
+  void slow_sources() {
+    for (const SourceWork& source : sources_) {
+      std::vector<double> others;
+      for (const SourceWork& other : sources_) {
+        if (&other != &source) others.push_back(other.rate);
+      }
+      const double usual = median(others);
+      const bool slow = !others.empty() && source.rate < kSlow * usual;
+      // Its slices were taken from it before the first one had arrived.
+      const bool nothing = source.bytes == 0;
+      const bool capped = source.at_cap() || (slow && source.cap > 0 &&
+                                              static_cast<double>(source.cap) < kSlow * usual);
+      if (!slow && !capped) continue;
+      std::string text = fmt::format("Source {} sent {}", source.name,
+                                     nothing ? "nothing in time" : format_rate(source.rate));
+      if (slow && nothing) {
+        text += fmt::format("; the others sent {}", format_rate(usual));
+      } else if (slow) {
+        text += fmt::format(", {:.1f} times slower than the others ({})", usual / source.rate,
+                            format_rate(usual));
+      }
+      if (capped) {
+        add(slow ? "slow_source" : "capped",
+            fmt::format("{}. It may send this pull {} at most.", text,
+                        format_rate(static_cast<double>(source.cap))),
+            fmt::format("Raise --max-rate of the agent {}, if its network has room. A copy that "
+                        "the coordinator ordered has --recopy-rate as its cap.",
+                        source.name));
+      } else {
+        add("slow_source", text + ".",
+            fmt::format("Look at the load and the link of {}: `rekindle topo` and `rekindle bench "
+                        "transfer` there.",
+                        source.name));
+      }
+    }
+  }
+
+  void slow_rails() {
+    for (const Span* source : tree_.below(pull_, "source")) {
+      const auto rails = tree_.below(*source, "rail");
+      for (const Span* rail : rails) {
+        std::vector<double> others;
+        for (const Span* other : rails) {
+          if (other != rail) others.push_back(static_cast<double>(other->number("rekindle.bytes")));
+        }
+        const auto bytes = static_cast<double>(rail->number("rekindle.bytes"));
+        const double usual = median(others);
+        if (others.empty() || bytes >= kSlow * usual) continue;
+        add("slow_rail",
+            fmt::format("Of {}, rail {} brought {}; the others brought {} each.",
+                        text_of(*source, trace::kSource, "a source"),
+                        text_of(*rail, "rekindle.rail", "?"),
+                        bytes_text(rail->number("rekindle.bytes")),
+                        bytes_text(static_cast<std::int64_t>(usual))),
+            "Look at the port and its errors with `rekindle topo` and `rekindle doctor`.");
+      }
+    }
+  }
+
+  void waits() {
+    Nanoseconds queued{};
+    Nanoseconds without{};
+    for (const Span* wait : tree_.below(pull_, "wait")) {
+      (text_of(*wait, "rekindle.wait", "") == "queue" ? queued : without) += wait->duration;
+    }
+    if (queued.count() > 0) {
+      add("wait",
+          fmt::format("It waited {} in the queue, because every source had its number of pullers.",
+                      time_text(queued)),
+          "Keep more copies (--replicas), or raise the coordinator's --max-pullers.");
+    }
+    if (without.count() > 0) {
+      add("wait",
+          fmt::format("It waited {} for a source, because none had the missing bytes.",
+                      time_text(without)),
+          "See in `rekindle status` who holds the version, and keep more copies (--replicas).");
+    }
+  }
+
+  void failures() {
+    for (const Span* handshake : tree_.below(pull_, "handshake")) {
+      if (handshake->error.empty()) continue;
+      add("failure",
+          fmt::format("Connecting {} failed: {}.", text_of(*handshake, trace::kSource, "a source"),
+                      handshake->error));
+    }
+    for (const SourceWork& source : sources_) {
+      if (source.lost.empty()) continue;
+      add("failure", fmt::format("Source {} was lost: {}. The others brought the rest.",
+                                 source.name, source.lost));
+    }
+  }
+
+  void repeated() {
+    std::int64_t retried = 0;
+    std::int64_t stolen = 0;
+    for (const Span* transfer : tree_.below(pull_, "transfer")) {
+      retried += transfer->number("rekindle.retried_slices");
+      stolen += transfer->number("rekindle.stolen_slices");
+    }
+    const std::int64_t wrong = pull_.number("rekindle.refetched_bytes");
+    // Stolen slices are asked for again, too.
+    if (retried > stolen) {
+      add("repeated",
+          fmt::format("{} slice(s) failed and were asked for again.", retried - stolen));
+    }
+    if (stolen > 0) {
+      add("repeated",
+          fmt::format("{} slice(s) were taken from a slow source and read from another one.",
+                      stolen));
+    }
+    if (wrong > 0) {
+      add("repeated", fmt::format("{} were wrong and were fetched again.", bytes_text(wrong)),
+          "Check the copies of the sources with `rekindle verify`.");
+    }
+  }
+
+  void bound() {
+    if (phases_.empty() || share(phases_[0].took, pull_.duration) < kBounds) return;
+    const std::string& name = phases_[0].name;
+    const bool all_capped = !sources_.empty() && std::ranges::all_of(sources_, &SourceWork::at_cap);
+    if (name == "transfer" && all_capped) {
+      return add("bound", "The caps of its sources bounded the pull: each sent as much as it may.",
+                 "Raise --max-rate of the agents, or keep more copies (--replicas).");
+    }
+    static const std::map<std::string_view, std::string_view> kAdvice{
+        {"resolve", "The coordinator or the copies were not ready: see `rekindle status`."},
+        {"plan",
+         "Metadata and planning took the time: a pull of the same thing on this host "
+         "finds them cached."},
+        {"allocate", "Hold memory ready with the agent's --reserve, on huge pages."},
+        {"connect",
+         "Registration and connections took the time: --reserve registers memory "
+         "before a pull."},
+        {"transfer", ""},
+        {"verify", "The CPUs of this host digested: see `rekindle bench digest`."},
+        {"commit", ""},
+    };
+    const auto advice = kAdvice.find(name);
+    add("bound", fmt::format("The phase {} bounded the pull.", name),
+        std::string(advice == kAdvice.end() ? "" : advice->second));
+  }
+
+  const Span& pull_;
+  const Tree& tree_;
+  const std::vector<PhaseTime> phases_;
+  const std::vector<SourceWork> sources_;
+  std::vector<Finding> findings_;
+};
+
+// "gathering" waits for workers, "meeting" for communicators.
+constexpr std::string_view kGathering = "gathering";
+
+std::vector<Finding> explain_update(const Span& update, const Tree& tree) {
+  std::vector<const Span*> phases;
+  std::vector<const Span*> ranks;
+  for (const Span* child : tree.children(update)) {
+    if (child->name == "rank")
+      ranks.push_back(child);
+    else if (child->node == update.node)
+      phases.push_back(child);
+  }
+  std::vector<Finding> findings;
+  const auto failed = std::ranges::count_if(
+      ranks, [](const Span* rank) { return text_of(*rank, "rekindle.state", "") != "ready"; });
+  findings.push_back(
+      {"outcome",
+       fmt::format("The update to {} took {} for {} ranks; {} of them did not get it.",
+                   text_of(update, trace::kSubject, "a version"), time_text(update.duration),
+                   ranks.size(), failed),
+       ""});
+  const auto times = phases_of(phases);
+  if (!times.empty()) findings.push_back(phases_finding(times, update.duration));
+  for (const Span* rank : ranks) {
+    const std::string name = text_of(*rank, trace::kRank, "a rank");
+    if (!rank->error.empty()) {
+      findings.push_back({"failure", fmt::format("{}: {}.", name, rank->error), ""});
+    }
+    std::vector<double> others;
+    for (const Span* other : ranks) {
+      if (other != rank && other->error.empty()) others.push_back(in_seconds(other->duration));
+    }
+    const double usual = median(others);
+    if (others.empty() || in_seconds(rank->duration) <= kSlowRank * usual) continue;
+    const auto own = phases_of(tree.children(*rank));
+    std::string text =
+        fmt::format("{} took {}, {:.1f} times as long as the others ({:.2f} s)", name,
+                    time_text(rank->duration), in_seconds(rank->duration) / usual, usual);
+    if (!own.empty())
+      text += fmt::format("; most of it was {} ({})", own[0].name, time_text(own[0].took));
+    findings.push_back(
+        {"slow_rank", text + ".", "Look at that worker's GPU, its host's load and its PCIe link."});
+  }
+  if (!times.empty() && share(times[0].took, update.duration) >= kBounds) {
+    findings.push_back({"bound", fmt::format("The phase {} bounded the update.", times[0].name),
+                        times[0].name == kGathering
+                            ? "Workers attached late: tell the round how many to expect, or "
+                              "shorten --gather."
+                            : ""});
+  }
+  return findings;
+}
+
+std::vector<Finding> explain_recovery(const Span& recovery, const Tree& tree) {
+  std::vector<const Span*> phases;
+  for (const Span* child : tree.children(recovery)) phases.push_back(child);
+  std::vector<Finding> findings;
+  findings.push_back(
+      {"outcome",
+       fmt::format("Rank {} of {} was served {} again in {}, from {}.",
+                   text_of(recovery, trace::kRank, "0"), text_of(recovery, trace::kSubject, "?"),
+                   text_of(recovery, trace::kVersion, "its version"), time_text(recovery.duration),
+                   text_of(recovery, "rekindle.rung", "this host")),
+       ""});
+  const auto times = phases_of(phases);
+  if (times.empty()) return findings;
+  findings.push_back(phases_finding(times, recovery.duration));
+  if (share(times[0].took, recovery.duration) < kBounds) return findings;
+  static const std::map<std::string_view, std::string_view> kAdvice{
+      {"detect", "A core dump delays the death of a process: see docs/reference/failures.md."},
+      {"plan", "The version had to be chosen or planned: see `rekindle status`."},
+      {"register", "Hold registered memory ready with --reserve."},
+      {"wire",
+       "The bytes were not on this host: `rekindle explain pull MODEL` says how they came."},
+      {"install",
+       "The worker loaded its weights: its GPU, its PCIe link or its engine took the time."},
+      {"ready", "It waited for the other ranks of its instance."},
+  };
+  const auto advice = kAdvice.find(times[0].name);
+  findings.push_back({"bound", fmt::format("The phase {} bounded the recovery.", times[0].name),
+                      std::string(advice == kAdvice.end() ? "" : advice->second)});
+  return findings;
+}
+
+}  // namespace
+
+std::vector<Finding> explain(const std::string& operation, const std::vector<Span>& spans) {
+  const Span* newest = nullptr;
+  for (const Span& span : spans) {
+    const std::string* kind = span.text(trace::kOperation);
+    if (kind == nullptr || *kind != operation) continue;
+    if (newest == nullptr || span.end() > newest->end()) newest = &span;
+  }
+  if (newest == nullptr) return {};
+  const Tree tree(spans);
+  if (operation == "pull") return PullExplanation(*newest, tree).make();
+  if (operation == "update") return explain_update(*newest, tree);
+  return explain_recovery(*newest, tree);
+}
+
+}  // namespace rekindle::cli

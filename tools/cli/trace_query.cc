@@ -1,0 +1,217 @@
+#include "tools/cli/trace_query.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "proto/trace.pb.h"
+#include "recovery/agent/local_agent.h"
+#include "recovery/trace/trace_wire.h"
+#include "tools/cli/output.h"
+#include "tools/cli/remote.h"
+
+namespace rekindle::cli {
+namespace {
+
+constexpr std::size_t kIdDigits = 32;
+
+bool is_id(const std::string& word) {
+  return word.size() == kIdDigits &&
+         std::ranges::all_of(word, [](unsigned char c) { return std::isxdigit(c) != 0; });
+}
+
+Result<proto::TraceResponse> ask(const Settings& settings, const std::string& address,
+                                 const proto::TraceRequest& request) {
+  TRY(const auto remote, Remote::create(settings, address));
+  return remote->call<proto::FIND_TRACE>(request);
+}
+
+// An id may be that of a pull or that of a trace.
+Result<proto::TraceResponse> ask_first(const Settings& settings, const TraceWanted& wanted,
+                                       const std::string& address) {
+  proto::TraceRequest request;
+  request.set_operation(wanted.operation.empty() ? "pull" : wanted.operation);
+  request.set_subject(wanted.subject);
+  auto response = ask(settings, address, request);
+  const bool none = !response && response.error().code() == ErrorCode::kNotFound;
+  trace::TraceId id;
+  if (!none || !is_id(wanted.subject) || !from_hex(wanted.subject, id.bytes.data(), 16)) {
+    return response;
+  }
+  request.Clear();
+  request.set_trace_id(id.to_bytes());
+  return ask(settings, address, request);
+}
+
+// Each span once.
+class Merged {
+ public:
+  Result<void> add(const proto::TraceResponse& response) {
+    for (const auto& message : response.spans()) {
+      TRY(auto span, trace::from_proto(message));
+      if (known_.insert(span.context).second) spans_.push_back(std::move(span));
+    }
+    return {};
+  }
+  std::vector<trace::Span> take() {
+    std::ranges::stable_sort(spans_, {}, &trace::Span::start);
+    return std::move(spans_);
+  }
+
+ private:
+  std::set<trace::Context> known_;
+  std::vector<trace::Span> spans_;
+};
+
+// Of the span itself, or of the nearest span above it: the source or rank whose track it is on.
+std::string track_of(const trace::Span& span,
+                     const std::map<trace::Context, const trace::Span*>& by_context) {
+  const trace::Span* at = &span;
+  for (std::size_t depth = 0; at != nullptr && depth < 16; ++depth) {
+    for (const auto key : {trace::kSource, trace::kRank}) {
+      const std::string* name = at->text(key);
+      if (name != nullptr) return std::string(key.substr(key.find('.') + 1)) + " " + *name;
+    }
+    const auto parent = by_context.find({at->context.trace, at->parent});
+    at = parent == by_context.end() ? nullptr : parent->second;
+  }
+  return "operation";
+}
+
+// Tracks on which spans only follow or contain each other.
+class Lanes {
+ public:
+  // The number of the lane, from 0.
+  std::size_t place(const trace::Span& span) {
+    for (std::size_t lane = 0; lane < open_.size(); ++lane) {
+      auto& ends = open_[lane];
+      while (!ends.empty() && ends.back() <= span.start) ends.pop_back();
+      if (!ends.empty() && ends.back() < span.end()) continue;
+      ends.push_back(span.end());
+      return lane;
+    }
+    open_.push_back({span.end()});
+    return open_.size() - 1;
+  }
+
+ private:
+  // The ends of the spans that contain the present time, the outermost first.
+  std::vector<std::vector<std::chrono::nanoseconds>> open_;
+};
+
+Json arguments_of(const trace::Span& span) {
+  Json arguments = Json::object();
+  for (const auto& attribute : span.attributes) {
+    if (const auto* text = std::get_if<std::string>(&attribute.value)) {
+      arguments[attribute.key] = *text;
+    } else {
+      arguments[attribute.key] = std::get<std::int64_t>(attribute.value);
+    }
+  }
+  if (!span.error.empty()) arguments["error"] = span.error;
+  arguments["span"] = span.context.span.hex();
+  if (!span.parent.is_nil()) arguments["parent"] = span.parent.hex();
+  return arguments;
+}
+
+double microseconds(std::chrono::nanoseconds time) {
+  return static_cast<double>(time.count()) / 1000;
+}
+
+// Numbers the processes and tracks, and names them in events of their own.
+class ChromeTrace {
+ public:
+  int process(const std::string& name) { return number(processes_, name, "process_name", name, 0); }
+  int track(int process, const std::string& name) {
+    return number(tracks_, fmt::format("{} {}", process, name), "thread_name", name, process);
+  }
+  Json events = Json::array();
+
+ private:
+  int number(std::map<std::string, int>& numbers, const std::string& key, const char* what,
+             const std::string& name, int process) {
+    const auto [entry, fresh] = numbers.emplace(key, static_cast<int>(numbers.size()) + 1);
+    const int value = entry->second;
+    if (fresh) {
+      events.push_back({{"ph", "M"},
+                        {"name", what},
+                        {"pid", process == 0 ? value : process},
+                        {"tid", process == 0 ? 0 : value},
+                        {"args", {{"name", name}}}});
+    }
+    return value;
+  }
+  std::map<std::string, int> processes_;
+  std::map<std::string, int> tracks_;
+};
+
+}  // namespace
+
+TraceWanted trace_wanted(const std::string& word) {
+  if (is_id(word)) return {.operation = "", .subject = word, .agent = ""};
+  if (word.find('@') != std::string::npos) {
+    return {.operation = "update", .subject = word, .agent = ""};
+  }
+  return {.operation = "recovery", .subject = word, .agent = ""};
+}
+
+Result<CollectedTrace> collect_trace(const Settings& settings, const TraceWanted& wanted) {
+  const bool at_agent = wanted.operation == "recovery";
+  const std::string local = "unix:" + agent::agent_socket(settings.store).string();
+  std::string address = at_agent ? wanted.agent : settings.coordinator;
+  if (address.empty() && at_agent) address = local;
+  if (address.empty()) {
+    return fail(ErrorCode::kInvalid, "give the fleet's --coordinator HOST:PORT");
+  }
+  TRY(const auto first, ask_first(settings, wanted, address));
+  Merged merged;
+  TRY_VOID(merged.add(first));
+  CollectedTrace collected;
+  proto::TraceRequest request;
+  request.set_trace_id(first.spans(0).trace_id());
+  for (const auto& node : first.nodes()) {
+    const auto answer = ask(settings, node.control_endpoint(), request);
+    if (answer) {
+      TRY_VOID(merged.add(*answer));
+    } else if (answer.error().code() != ErrorCode::kNotFound) {
+      collected.silent.push_back(node.node_id() + ": " + answer.error().message());
+    }
+  }
+  collected.spans = merged.take();
+  return collected;
+}
+
+std::string to_chrome_trace(const std::vector<trace::Span>& spans) {
+  std::map<trace::Context, const trace::Span*> by_context;
+  for (const auto& span : spans) by_context[span.context] = &span;
+  // On one track, the span that contains another one comes first.
+  std::vector<const trace::Span*> order;
+  for (const auto& span : spans) order.push_back(&span);
+  std::ranges::stable_sort(order, [](const trace::Span* a, const trace::Span* b) {
+    return std::pair(a->start, -a->duration) < std::pair(b->start, -b->duration);
+  });
+  ChromeTrace out;
+  std::map<std::string, Lanes> lanes;
+  for (const trace::Span* span : order) {
+    const std::string process = span->service + " " + span->node;
+    const std::string track = track_of(*span, by_context);
+    const std::size_t lane = lanes[process + "\n" + track].place(*span);
+    const int pid = out.process(process);
+    const int tid = out.track(pid, lane == 0 ? track : fmt::format("{} ({})", track, lane + 1));
+    out.events.push_back({{"ph", "X"},
+                          {"name", span->name},
+                          {"cat", span->service},
+                          {"ts", microseconds(span->start - order.front()->start)},
+                          {"dur", microseconds(span->duration)},
+                          {"pid", pid},
+                          {"tid", tid},
+                          {"args", arguments_of(*span)}});
+  }
+  const Json document{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(out.events)}};
+  return document.dump(1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace rekindle::cli
