@@ -20,7 +20,7 @@ enum class Format { kText, kJson };
 
 Result<Level> parse_level(std::string_view text);
 void init(Level level, Format format);  // once, from main; before it, only warnings are written
-void set_level(Level level);  // any thread
+void set_level(Level level);            // any thread
 bool enabled(Level level);
 // fields: alternating key and value, already rendered. Any thread.
 void write(Level level, std::string_view event,

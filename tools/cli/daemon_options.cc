@@ -11,6 +11,7 @@
 #include "recovery/device/gpu_options.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/grants.h"
+#include "recovery/rpc/otlp_exporter.h"
 #include "src/base/units.h"
 #include "src/bucket/bucket_plan.h"
 #include "src/store/numa.h"
@@ -139,6 +140,13 @@ Result<void> check_advertise(const std::string& host) {
               host);
 }
 
+void check_otlp(const std::string& url, Problems& problems) {
+  if (url.empty()) return;
+  if (auto target = rpc::OtlpTarget::parse(url); !target) {
+    problems.check("otlp", fail(std::move(target).error()));
+  }
+}
+
 // Refuses values that peers would refuse, before anything runs.
 void check_network(const agent::AgentOptions& options, Problems& problems) {
   problems.check("listen", check_address("--listen", options.listen));
@@ -146,6 +154,7 @@ void check_network(const agent::AgentOptions& options, Problems& problems) {
   problems.check("data-advertise", check_own_address("--data-advertise", options.data_advertise));
   problems.check("health", check_own_address("--health", options.health));
   problems.check("metrics", check_own_address("--metrics", options.metrics));
+  check_otlp(options.otlp, problems);
   if (auto usable = transport::tcp::check_congestion_control(options.tcp_congestion); !usable) {
     problems.check("tcp-congestion",
                    fail(std::move(usable).error().with_context("--tcp-congestion")));
@@ -187,6 +196,7 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
   problems.check("metrics", check_own_address("--metrics", args.metrics));
   options.http = http_address(args.http);
   problems.check("http", check_own_address("--http", options.http));
+  check_otlp(args.otlp, problems);
   problems.check("max-pullers", check_max_pullers(args.max_pullers));
   options.listen = args.listen;
   options.state_directory =
