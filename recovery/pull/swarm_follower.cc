@@ -2,10 +2,6 @@
 
 #include <utility>
 
-#include <boost/asio/bind_cancellation_slot.hpp>
-#include <boost/asio/cancellation_signal.hpp>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/swarm/availability.h"
@@ -16,11 +12,10 @@ namespace rekindle::pull {
 
 using transport::SourceIndex;
 
-// The call that brings one source's bitmap. It may outlive the follower.
-struct SwarmFollower::Following {
+// Who hears of one source's bitmap. The call that brings it may outlive the follower.
+struct SwarmFollower::Listener {
   SwarmFollower* follower = nullptr;  // null: nobody listens any more
   SourceIndex index = 0;
-  boost::asio::cancellation_signal stop;
 };
 
 SwarmFollower::SwarmFollower(boost::asio::any_io_executor executor, SourceTable& sources,
@@ -45,25 +40,22 @@ void SwarmFollower::follow(SourceIndex index) {
   cut(index);
   unwatchable_.erase(index);
   if (following_.size() >= swarm::kMaxNeighbours) return;
-  const auto following = std::make_shared<Following>();
-  following->follower = this;
-  following->index = index;
-  following_[index] = following;
-  boost::asio::co_spawn(
-      executor_, watch(following, source.peer, source.session->token, source.held->size()),
-      boost::asio::bind_cancellation_slot(following->stop.slot(), boost::asio::detached));
+  Following& following = following_.try_emplace(index, executor_).first->second;
+  following.listener = std::make_shared<Listener>(Listener{this, index});
+  following.call.spawn("pull.have", watch(following.listener, source.peer, source.session->token,
+                                          source.held->size()));
 }
 
-async::Task<void> SwarmFollower::watch(std::shared_ptr<Following> following,
+async::Task<void> SwarmFollower::watch(std::shared_ptr<Listener> listener,
                                        std::shared_ptr<SourcePeer> peer, SessionToken token,
                                        TileIndex tile_count) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
-  SourcePeer::OnHave on_have = [following](const swarm::TileRuns& held, bool) {
-    if (following->follower != nullptr) following->follower->on_have(following->index, held);
+  SourcePeer::OnHave on_have = [listener](const swarm::TileRuns& held, bool) {
+    if (listener->follower != nullptr) listener->follower->on_have(listener->index, held);
   };
   const auto outcome = co_await SourcePeer::watch_have(peer, token, tile_count, std::move(on_have));
-  if (following->follower == nullptr) co_return;
-  std::exchange(following->follower, nullptr)->ended(following->index, outcome);
+  if (listener->follower == nullptr) co_return;
+  std::exchange(listener->follower, nullptr)->ended(listener->index, outcome);
 }
 
 void SwarmFollower::ended(SourceIndex index, const Result<void>& outcome) {
@@ -105,10 +97,8 @@ void SwarmFollower::fill_places() {
 void SwarmFollower::cut(SourceIndex index) {
   const auto found = following_.find(index);
   if (found == following_.end()) return;
-  const auto following = found->second;
+  found->second.listener->follower = nullptr;
   following_.erase(found);
-  following->follower = nullptr;
-  following->stop.emit(boost::asio::cancellation_type::terminal);
 }
 
 void SwarmFollower::drop(SourceIndex index) {

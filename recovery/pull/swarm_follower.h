@@ -8,6 +8,7 @@
 #include "recovery/pull/slice_source.h"
 #include "recovery/pull/source_table.h"
 #include "src/async/task.h"
+#include "src/async/task_group.h"
 
 namespace rekindle::pull {
 
@@ -36,8 +37,13 @@ class SwarmFollower {
   void on_complete(transport::SourceIndex index);
 
  private:
-  struct Following;
-  static async::Task<void> watch(std::shared_ptr<Following> following,
+  struct Listener;
+  struct Following {
+    explicit Following(const boost::asio::any_io_executor& executor) : call(executor) {}
+    std::shared_ptr<Listener> listener;
+    async::TaskGroup call;
+  };
+  static async::Task<void> watch(std::shared_ptr<Listener> listener,
                                  std::shared_ptr<SourcePeer> peer, SessionToken token,
                                  TileIndex tile_count);
   void ended(transport::SourceIndex index, const Result<void>& outcome);
@@ -48,7 +54,7 @@ class SwarmFollower {
   SourceTable& sources_;
   PlanSliceSource& slices_;
   Silence& silence_;
-  std::map<transport::SourceIndex, std::shared_ptr<Following>> following_;
+  std::map<transport::SourceIndex, Following> following_;
   // Sources whose call ended before they were complete.
   std::set<transport::SourceIndex> unwatchable_;
   bool stopped_ = false;

@@ -7,8 +7,10 @@
 #include <map>
 #include <set>
 
+#include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
+#include "recovery/pull/swarm_follower.h"
 #include "src/tensor/tile_proof.h"
 #include "tests/store/store_fixture.h"
 #include "tests/tensor/random_tensors.h"
@@ -429,6 +431,63 @@ TEST_F(SliceSourceTest, TheBatchHearsOfASourceThatFillsUpAndOfItsSalt) {
   want(0, kRows);
   slices_->add_source(5, std::make_shared<const Layout>(sources_[0].packed.layout), false, 4711);
   EXPECT_EQ(verdicts_.neighbours, (std::map<SourceIndex, std::uint64_t>{{5, 4711}}));
+}
+
+// A connection that has just been lost, which nobody has noticed: each call fails before it waits
+// for anything.
+class LostClient final : public rpc::RpcClient {
+ public:
+  const rpc::Peer& peer() const override { return peer_; }
+  bool connected() const override { return true; }
+  async::Task<Result<std::string>> call_raw(proto::Method, std::string, std::chrono::milliseconds,
+                                            std::function<void(std::string)>,
+                                            trace::Context) override {
+    ++calls;
+    co_return fail(ErrorCode::kPeerLost, "the connection is lost");
+  }
+  void close() override {}
+
+  int calls = 0;
+
+ private:
+  rpc::Peer peer_;
+};
+
+class SwarmFollowerTest : public SliceSourceTest {
+ protected:
+  void SetUp() override {
+    SliceSourceTest::SetUp();
+    add_source(0, kRows);
+    want(0, kRows);
+    ActiveSource& source = table_.emplace_back();
+    source.name = "a";
+    source.held = TileSet(checkpoint().tiles.tile_count());
+    source.peer = std::make_shared<SourcePeer>(proto::Source(), client_);
+    source.session.emplace();
+    source.state.connect();
+    source.state.connected();
+  }
+
+  boost::asio::io_context io_;
+  SourceTable table_;
+  std::shared_ptr<LostClient> client_ = std::make_shared<LostClient>();
+  Silence silence_{std::chrono::seconds(1), steady_now()};
+};
+
+TEST_F(SwarmFollowerTest, ACallThatEndsBeforeItWaitsIsNotMadeAgain) {
+  SwarmFollower follower(io_.get_executor(), table_, *slices_, silence_);
+  follower.follow(0);
+  io_.run();
+  EXPECT_EQ(client_->calls, 1);
+}
+
+TEST_F(SwarmFollowerTest, MayGoWhileACallIsUnderWay) {
+  for (const bool dropped : {false, true}) {
+    SwarmFollower follower(io_.get_executor(), table_, *slices_, silence_);
+    follower.follow(0);
+    if (dropped) follower.drop(0);
+  }
+  io_.run();
 }
 
 }  // namespace
