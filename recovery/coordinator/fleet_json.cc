@@ -197,10 +197,10 @@ json round_json(const proto::RoundStatus& round) {
                 {"phase", round.phase()},
                 {"elapsed_ms", round.elapsed_ms()},
                 {"phases",
-                 {{"gather", round.gather_ms() * 1000},
-                  {"meet", round.meet_ms() * 1000},
-                  {"spread", round.spread_ms() * 1000},
-                  {"load", round.load_ms() * 1000}}},
+                 {{"gathering", round.gather_ms() * 1000},
+                  {"meeting", round.meet_ms() * 1000},
+                  {"spreading", round.spread_ms() * 1000},
+                  {"loading", round.load_ms() * 1000}}},
                 {"members_total", round.members_size()}};
   json members = json::array();
   for (int i = 0; i < std::min(round.members_size(), kMostRoundMembers); ++i) {

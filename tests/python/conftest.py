@@ -80,7 +80,7 @@ class Rekindle:
         self.agents = {}
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("REKINDLE_")}
         self.coordinator, _ = self._daemon(
-            "coordinator", "--listen", "127.0.0.1:0", "--state", directory / "state")
+            "coordinator", "--listen", "127.0.0.1:0", "--state", directory / "state", "--http", "127.0.0.1:0")
         for name in ("a", "b"):
             self.start_agent(name)
 

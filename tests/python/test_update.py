@@ -1,9 +1,11 @@
 """`rekindle.update`: two workers on doubles of a GPU move to a new version together."""
 import json
+import json
 import os
 import subprocess
 import sys
 import threading
+import urllib.request
 
 import pytest
 import torch
@@ -90,6 +92,21 @@ def test_the_update_and_its_workers_left_spans(fleet, store, published):
     recovery = explained("recovery", "llm-0", "--store", store)
     assert recovery[0]["text"].startswith("Rank 0 of llm-0 was served m@2 again in ")
     assert "install" in recovery[1]["text"]
+
+
+def test_the_status_page_has_the_update(fleet, store, published):
+    """After the test above."""
+    def read(path):
+        with urllib.request.urlopen(f"http://{fleet.ready[0]['http']}/api/v1/{path}", timeout=PATIENCE_S) as answer:
+            return json.load(answer)
+    round = eventually(lambda: next((r for r in read("fleet")["rounds"] if r["phase"] == "over"), None))
+    assert (round["version"], round["group"], round["members_total"]) == ("m@2", "actors", 2)
+    payload = sum(tensor.nbytes for tensor in weights(2).values())
+    for member in round["members"]:
+        assert (member["node"], member["state"]) == ("a", "ready") and member["spread"] >= payload
+    events = {event["kind"]: event for event in read("events?after=0")["events"]}
+    assert events["round_begun"]["round"] == events["round_over"]["round"] == round["round"]
+    assert dict(events["round_over"]["phases"]).keys() <= round["phases"].keys()
 
 
 def test_an_update_without_version_or_workers_says_so(fleet, store, published):

@@ -11,7 +11,7 @@ const kStates = {
   dead: ["D", "dead"],
 };
 const kPhases = ["detect", "plan", "register", "wire", "install", "ready"];
-const kRoundPhases = ["gather", "meet", "spread", "load"];
+const kRoundPhases = ["gathering", "meeting", "spreading", "loading"];
 const kShownRows = 200;
 const kShownFeeds = 20;
 const kTrouble = new Set(["dead", "quarantined", "flapping", "suspect"]);
