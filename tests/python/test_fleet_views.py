@@ -105,7 +105,9 @@ def test_bundle_has_what_the_daemons_say_and_no_secret(fleet, tmp_path):
     assert outcomes["host/gpus.txt"] == "took too long"
     assert json.loads(files["agent-status.json"])["node"] == "a"
     assert {node["node"] for node in json.loads(files["fleet-status.json"])["nodes"]} == {"a", "b"}
-    assert str(secret).encode() in files["rekindle.toml"]
+    kinds = {json.loads(line)["kind"] for line in files["fleet-events.jsonl"].splitlines()}
+    assert "node_joined" in kinds
+    assert str(secret).encode() in files["rekindle.toml"] and str(secret).encode() in files["agent-settings.txt"]
     assert all(SECRET.encode() not in content for content in files.values())
 
 

@@ -56,6 +56,9 @@ std::vector<Probe> probes(const Settings& settings, const std::string& self) {
     if (!settings.secret_file.empty()) {
       words.insert(words.end(), {"--secret-file", settings.secret_file});
     }
+    if (!settings.coordinator.empty()) {
+      words.insert(words.end(), {"--coordinator", settings.coordinator});
+    }
     return words;
   };
   const std::string agent = "unix:" + agent::agent_socket(settings.store).string();
@@ -67,8 +70,13 @@ std::vector<Probe> probes(const Settings& settings, const std::string& self) {
       {"agent-events.jsonl", own({"events", "--json"})},
   };
   if (!settings.coordinator.empty()) {
-    list.push_back(
-        {"fleet-status.json", own({"status", "--json", "--coordinator", settings.coordinator})});
+    list.push_back({"fleet-status.json", own({"status", "--json"})});
+    list.push_back({"fleet-events.jsonl", own({"events", "--fleet", "--json"})});
+  }
+  for (const std::string daemon : {"agent", "coordinator"}) {
+    std::vector<std::string> words{self, "config", "show", daemon};
+    if (!settings.config.empty()) words.push_back(settings.config);
+    list.push_back({daemon + "-settings.txt", std::move(words)});
   }
   if (!settings.config.empty()) list.push_back({"rekindle.toml", {"cat", settings.config}});
   const std::vector<Probe> of_host{
