@@ -108,10 +108,11 @@ class Rekindle:
         os.set_blocking(process.stdout.fileno(), False)
         line, deadline = b"", time.monotonic() + PATIENCE_S
         while not line.endswith(b"\n"):
-            assert process.poll() is None, f"{role} ended: {log.name}"
+            assert process.poll() is None, f"{role} ended: {pathlib.Path(log.name).read_text()}"
             assert time.monotonic() < deadline, f"{role} did not come up: {log.name}"
             line += process.stdout.read() or b""
             time.sleep(0.005)
+        assert "listen" in json.loads(line), f"{role} ended: {line}"
         self.ready.append(json.loads(line))
         return self.ready[-1]["listen"], process
 
