@@ -227,20 +227,28 @@ Result<proto::ClosePullResponse> CoordinatorService::close_pull(
   if (request.outcome().code() != proto::STATUS_OK) {
     why = request.outcome().message().empty() ? "failed" : request.outcome().message();
   }
+  const bool ran = core_.pulls().table().all().contains(id);
   watch_.pull_closes(core_, id, peer.incarnation, cut(why), steady_now(),
                      std::chrono::system_clock::now());
   TRY_VOID(core_.close_pull(id, peer.incarnation, steady_now()));
-  keep_spans(request);
+  if (ran) keep_spans(peer, request);
   log::info("pull.closed", "pull", id.hex(), "outcome", why.empty() ? "ok" : why);
   return proto::ClosePullResponse();
 }
 
-void CoordinatorService::keep_spans(const proto::ClosePullRequest& request) {
+// They are those of the puller and of a pull, whatever they say.
+void CoordinatorService::keep_spans(const rpc::Peer& peer, const proto::ClosePullRequest& request) {
   if (options_.tracer == nullptr) return;
   const int most = std::min(request.spans_size(), static_cast<int>(trace::kMostPullSpans));
   for (int i = 0; i < most; ++i) {
     auto span = trace::from_proto(request.spans(i));
-    if (span) options_.tracer->adopt(std::move(*span));
+    if (!span) continue;
+    span->node = peer.node_id;
+    std::erase_if(span->attributes, [](const trace::Attribute& attribute) {
+      return attribute.key == trace::kOperation &&
+             attribute.value != trace::Attribute{"", "pull"}.value;
+    });
+    options_.tracer->adopt(std::move(*span));
   }
 }
 

@@ -70,7 +70,7 @@ class CoordinatorService {
                                                     const proto::PullProgressRequest& request);
   Result<proto::ClosePullResponse> close_pull(const rpc::Peer& peer,
                                               const proto::ClosePullRequest& request);
-  void keep_spans(const proto::ClosePullRequest& request);
+  void keep_spans(const rpc::Peer& peer, const proto::ClosePullRequest& request);
   Result<proto::ClusterStatusResponse> status(const rpc::Peer& peer,
                                               const proto::ClusterStatusRequest& request);
   Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);

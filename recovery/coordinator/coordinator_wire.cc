@@ -77,7 +77,7 @@ Result<SourceReport> from_proto(const proto::SourceReport& message) {
   TRY_VOID(check_text("a source's name", message.node_id()));
   SourceReport report;
   TRY_VOID(kSourceReport.read(message, report));
-  report.cause = message.cause().substr(0, kMaxTextBytes);
+  report.cause = cut(message.cause());
   return report;
 }
 
@@ -219,7 +219,7 @@ Result<OpenPullRequest> from_proto(const proto::OpenPullRequest& message) {
   TRY_VOID(check_model_name(message.model()));
   request.model = message.model();
   if (!message.latest()) request.version = message.version();
-  request.shard = message.shard().substr(0, kMaxTextBytes);
+  request.shard = cut(message.shard());
   return request;
 }
 
@@ -336,7 +336,7 @@ Result<RankReport> from_proto(const proto::RankReport& message) {
                 static_cast<int>(message.state()));
   }
   report.state = *state;
-  report.why = message.why().substr(0, kMaxTextBytes);
+  report.why = cut(message.why());
   return report;
 }
 

@@ -34,7 +34,8 @@ std::int64_t unix_ms(WallTime at) {
 }
 
 std::int64_t unix_ms(TimePoint at, const Moment& moment) {
-  return unix_ms(moment.at) - milliseconds(moment.now - at);
+  // Rounded once: the answer of a fleet at rest stays the same.
+  return unix_ms(moment.at - (moment.now - at));
 }
 
 double rounded(double value) { return std::round(value * 1000) / 1000; }

@@ -20,6 +20,7 @@ namespace {
 // For the answer to leave this process.
 constexpr std::chrono::milliseconds kAnswerTime{200};
 constexpr std::uint32_t kLongestFreeze = 60'000;
+constexpr int kKilled = 128 + SIGKILL;
 
 template <typename Act>
 void after_the_answer(const boost::asio::any_io_executor& executor, Act act) {
@@ -39,6 +40,8 @@ Result<void> freeze(std::uint32_t milliseconds) {
   itimerspec end{};
   end.it_value.tv_sec = milliseconds / 1000;
   end.it_value.tv_nsec = static_cast<long>(milliseconds % 1000) * 1'000'000;
+  // Again, if this thread is so late that the first one comes before it stops.
+  end.it_interval.tv_sec = 1;
   const bool armed = ::timer_settime(timer, 0, &end, nullptr) == 0;
   const int why = errno;
   if (armed) ::kill(::getpid(), SIGSTOP);
@@ -74,6 +77,13 @@ Result<proto::DrillResponse> answer(const boost::asio::any_io_executor& executor
       break;
     }
     case proto::DrillRequest::kFreeze:
+      // The kernel does not stop the first process of a PID namespace.
+      if (::getpid() == 1) {
+        return fail(
+            ErrorCode::kUnavailable,
+            "a daemon that is process 1 cannot freeze; start its container with an init, or "
+            "its Pod with shareProcessNamespace");
+      }
       if (request.freeze().milliseconds() == 0 ||
           request.freeze().milliseconds() > kLongestFreeze) {
         return fail(ErrorCode::kInvalid, "a freeze lasts 1 to {} ms", kLongestFreeze);
@@ -87,7 +97,11 @@ Result<proto::DrillResponse> answer(const boost::asio::any_io_executor& executor
   log::warn("drill", "asked_by", peer.node_id, "address", peer.address, "does",
             request.ShortDebugString());
   if (request.has_kill_self()) {
-    after_the_answer(executor, [] { ::kill(::getpid(), SIGKILL); });
+    after_the_answer(executor, [] {
+      ::kill(::getpid(), SIGKILL);
+      // Process 1 of a container survives its own signal.
+      ::_exit(kKilled);
+    });
   } else if (request.has_freeze()) {
     after_the_answer(executor, [ms = request.freeze().milliseconds()] { freeze_and_log(ms); });
   }

@@ -13,8 +13,11 @@ namespace {
 constexpr std::size_t kMostAnswered = 4096;
 constexpr int kMostAttributes = 32;
 constexpr std::size_t kMostTextBytes = 512;
-// Longer than any span; its nanoseconds, and a start's, fit 63 bits.
-constexpr std::uint64_t kMostNanoseconds = std::uint64_t{1} << 62;
+constexpr std::size_t kMostAnsweredBytes = std::size_t{8} << 20;
+// What is more than this was not measured. Sums of many still fit 63 bits.
+constexpr std::uint64_t kLatestStart = std::uint64_t{1} << 62;
+constexpr std::uint64_t kLongestSpan = std::uint64_t{30} * 86400 * 1'000'000'000;
+constexpr std::int64_t kLargestNumber = std::int64_t{1} << 50;
 
 // Cut between two characters of UTF-8, as a message with half of one does not parse.
 std::string shortened(std::string_view text) {
@@ -22,10 +25,6 @@ std::string shortened(std::string_view text) {
   std::size_t size = kMostTextBytes;
   while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80) --size;
   return std::string(text.substr(0, size));
-}
-
-std::chrono::nanoseconds time_of(std::uint64_t nanoseconds) {
-  return std::chrono::nanoseconds(std::min(nanoseconds, kMostNanoseconds));
 }
 
 }  // namespace
@@ -68,8 +67,8 @@ Result<Span> from_proto(const proto::Span& message) {
   span.name = shortened(message.name());
   span.service = shortened(message.service());
   span.node = shortened(message.node());
-  span.start = time_of(message.start_unix_ns());
-  span.duration = time_of(message.duration_ns());
+  span.start = std::chrono::nanoseconds(std::min(message.start_unix_ns(), kLatestStart));
+  span.duration = std::chrono::nanoseconds(std::min(message.duration_ns(), kLongestSpan));
   for (int i = 0; i < std::min(message.attributes_size(), kMostAttributes); ++i) {
     const auto& attribute = message.attributes(i);
     Attribute& added = span.attributes.emplace_back();
@@ -77,7 +76,7 @@ Result<Span> from_proto(const proto::Span& message) {
     if (attribute.has_text()) {
       added.value = shortened(attribute.text());
     } else {
-      added.value = attribute.number();
+      added.value = std::clamp<std::int64_t>(attribute.number(), 0, kLargestNumber);
     }
   }
   span.error = shortened(message.error());
@@ -100,7 +99,13 @@ Result<proto::TraceResponse> find_trace(const Tracer& tracer, const proto::Trace
                                            : "trace " + trace.hex());
   }
   proto::TraceResponse response;
-  for (const Span& span : spans) *response.add_spans() = to_proto(span);
+  // The newest ones, if there are more than an answer can have.
+  std::size_t bytes = 0;
+  auto first = spans.end();
+  while (first != spans.begin() && bytes <= kMostAnsweredBytes) {
+    bytes += to_proto(*--first).ByteSizeLong();
+  }
+  for (; first != spans.end(); ++first) *response.add_spans() = to_proto(*first);
   return response;
 }
 

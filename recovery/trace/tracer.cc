@@ -7,6 +7,9 @@ namespace rekindle::trace {
 
 namespace {
 
+// The wall clock was set, and not only looked at a little later.
+constexpr std::chrono::milliseconds kWallMoved{1};
+
 Context child_of(const Context& parent) {
   return {parent.valid() ? parent.trace : TraceId::random(), SpanId::random()};
 }
@@ -79,14 +82,17 @@ void Tracer::adopt(Span span) {
   keep(std::move(span));
 }
 
-// The wall clock is asked once, at the end, so that it cannot go backwards within a span.
+// Spans have times of one clock. A clock each would have them overlap by the time between two
+// looks.
 void Tracer::finish(Span span, TimePoint began, TimePoint ended) {
-  const auto wall = std::chrono::system_clock::now().time_since_epoch();
-  span.start = wall - (steady_now() - began);
+  const std::chrono::nanoseconds offset =
+      std::chrono::system_clock::now().time_since_epoch() - steady_now().time_since_epoch();
   span.duration = std::max<Duration>(ended - began, Duration::zero());
   span.service = service_;
   span.node = node_;
   const std::lock_guard lock(mutex_);
+  if (std::chrono::abs(offset - wall_offset_) > kWallMoved) wall_offset_ = offset;
+  span.start = began.time_since_epoch() + wall_offset_;
   if (watcher_) watcher_(span);
   keep(std::move(span));
 }

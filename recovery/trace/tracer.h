@@ -78,6 +78,8 @@ class Tracer {
   mutable std::mutex mutex_;
   std::function<void(const Span&)> watcher_;  // guarded by mutex_
   std::deque<Span> spans_;                    // guarded by mutex_; oldest first
+  // From the steady clock to the Unix epoch. Guarded by mutex_.
+  std::chrono::nanoseconds wall_offset_{};
 };
 
 // The attributes by which Tracer::find() knows an operation.

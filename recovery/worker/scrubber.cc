@@ -125,7 +125,7 @@ async::Task<void> Scrubber::scrub(std::weak_ptr<const store::StoredVersion> copy
   if (const Copy stored = copy.lock()) tiles = tiles_of(*stored);
   for (const TileIndex tile : tiles) {
     const bool cancelled = co_await async::is_cancelled();
-    if (cancelled) co_return;
+    if (cancelled || every_.count() == 0) co_return;
     const auto busy = co_await read(copy, tile);
     if (!busy) co_return;
     const auto rest = share_.rest_after(*busy);

@@ -2,12 +2,13 @@
 import http.server
 import json
 import os
+import subprocess
 import threading
 
 import numpy
 import pytest
 import safetensors.numpy
-from conftest import Rekindle, eventually
+from conftest import BINARY, PATIENCE_S, Rekindle, eventually
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
@@ -170,8 +171,12 @@ def test_explain_names_the_source_that_a_cap_slows(fleet):
 def test_a_node_that_does_not_answer_is_named_and_the_rest_is_printed(fleet):
     report = fleet.pull_to("m@1", fleet.directory / "four", "--transport", "tcp")
     fleet.kill_agent("b")
-    events = fleet.run("trace", report["trace"], "--coordinator", fleet.coordinator)["traceEvents"]
-    assert "agent a" in {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    done = subprocess.run([BINARY, "trace", report["trace"], "--coordinator", fleet.coordinator],
+                          capture_output=True, text=True, timeout=PATIENCE_S, env=fleet.environment)
+    assert done.returncode == 0 and "b: " in done.stderr
+    processes = {event["args"]["name"] for event in json.loads(done.stdout)["traceEvents"]
+                 if event["name"] == "process_name"}
+    assert "agent a" in processes and "agent b" not in processes
     fleet.start_agent("b")
 
 

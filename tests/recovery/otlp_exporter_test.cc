@@ -102,11 +102,11 @@ trace::Span span(int number) {
   return made;
 }
 
-OtlpExporter::Options quick() {
+OtlpExporter::Options quick(std::chrono::milliseconds deadline = 20s) {
   OtlpExporter::Options options;
   options.gather = 1ms;
   options.pause = 1ms;
-  options.deadline = 200ms;
+  options.deadline = deadline;
   return options;
 }
 
@@ -154,7 +154,7 @@ TEST(OtlpExporter, SendsSpansInBatches) {
 
 TEST(OtlpExporter, TriesAgainWhatACollectorDidNotTake) {
   FakeCollector collector({FakeCollector::kClose, 503, 429, FakeCollector::kSilence});
-  OtlpExporter exporter(collector.target(), quick());
+  OtlpExporter exporter(collector.target(), quick(200ms));
   exporter.add(span(0));
   ASSERT_TRUE(eventually([&] { return exporter.sent() == 1; }));
   EXPECT_EQ(exporter.dropped(), 0u);
@@ -182,7 +182,7 @@ TEST(OtlpExporter, CountsSpansThatFindTheQueueFull) {
 // The test would not end otherwise.
 TEST(OtlpExporter, EndsWhileTheCollectorIsSilentOrAway) {
   FakeCollector collector(std::deque<int>(1000, FakeCollector::kSilence));
-  OtlpExporter stalled(collector.target(), quick());
+  OtlpExporter stalled(collector.target(), quick(200ms));
   stalled.add(span(0));
   ASSERT_TRUE(eventually([&] { return collector.requests() > 0; }));
   OtlpExporter refused(*OtlpTarget::parse("http://127.0.0.1:1"), quick());

@@ -25,6 +25,7 @@
 #include "proto/agent.pb.h"
 #include "proto/coordinator.pb.h"
 #include "proto/drill.pb.h"
+#include "recovery/agent/agent_core.h"
 #include "src/base/clock.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/cli_session.h"
@@ -40,6 +41,7 @@ constexpr std::chrono::milliseconds kLook{100};
 constexpr std::uint32_t kEventWaitMs = 500;
 // For the first bytes of a pull.
 constexpr std::chrono::seconds kSourceDeadline{30};
+constexpr std::chrono::seconds kLongestFreeze{60};
 
 struct DrillArgs {
   std::string target;
@@ -110,6 +112,7 @@ class Drill {
 
   const proto::ClusterStatusResponse& before() const { return before_; }
   std::uint32_t victim_pid() const { return victim_pid_; }
+  void wait_longer(std::chrono::milliseconds more) { timeout_ += more; }
   Result<proto::ClusterStatusResponse> status() {
     return coordinator_->call<proto::COORDINATOR_STATUS>({});
   }
@@ -324,7 +327,7 @@ class OwnPull {
   // As the coordinator knows it; nullptr: not yet, or not any more.
   const proto::PullStatus* in(const proto::ClusterStatusResponse& status) const {
     for (const auto& pull : status.pulls()) {
-      if (pull.puller().ends_with(fmt::format("-{}", pid_))) return &pull;
+      if (pull.puller() == fmt::format("{}-{}", agent::default_node_id(), pid_)) return &pull;
     }
     return nullptr;
   }
@@ -429,6 +432,12 @@ bool look_at_frozen(Drill& drill, const proto::NodeStatus& before, TimePoint unt
 Result<int> freeze(const Settings& settings, const DrillArgs& args) {
   TRY(auto drill, Drill::begin(settings, args, "freeze"));
   TRY(const auto how_long, parse_duration("--for", args.how_long));
+  if (how_long > kLongestFreeze) {
+    return fail(ErrorCode::kInvalid, "--for {}: at most {} s", args.how_long,
+                kLongestFreeze.count());
+  }
+  // The agent recovers when it is over.
+  drill.wait_longer(how_long);
   TRY(const proto::NodeStatus node, living_agent(drill, args.target));
   Victim victim{node.node().control_endpoint(),
                 fmt::format("the agent {} for {}", args.target, args.how_long),

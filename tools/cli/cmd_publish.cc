@@ -36,7 +36,12 @@ Result<int> publish(const Settings& settings, const PublishArgs& args) {
   request.trace = traced.span.context();
   agent::LocalAgentOptions options = local_agent_options(settings);
   options.tracer = &traced.tracing->tracer;
-  TRY(const auto host, agent::open_local_agent(options));
+  auto opened = agent::open_local_agent(options);
+  if (!opened) {
+    traced.span.end(opened);
+    return fail(std::move(opened).error());
+  }
+  const auto host = std::move(*opened);
   pull::TransferSummary summary;
   {
     ProgressView view("publish", ProgressView::style_for_stderr(settings.quiet));

@@ -134,7 +134,12 @@ Result<int> run_pull(Session& session, const PullArgs& args) {
   // --to leaves the store alone.
   options.embedded_only = !request.to.empty();
   options.rdma = {.enabled = !args.dry_run, .fabric = args.fabric};
-  TRY(const auto host, agent::open_local_agent(options));
+  auto opened = agent::open_local_agent(options);
+  if (!opened) {
+    traced.span.end(opened);
+    return fail(std::move(opened).error());
+  }
+  const auto host = std::move(*opened);
   if (args.dry_run) return dry_run(settings, *host, request);
   pull::TransferSummary summary;
   {

@@ -37,6 +37,7 @@ namespace fs = std::filesystem;
 constexpr int kTimedOut = 124;
 constexpr int kKilled = 137;
 constexpr int kNotInstalled = 127;
+constexpr std::chrono::milliseconds kShortestTimeout{100};
 
 struct BundleArgs {
   std::string to;
@@ -148,6 +149,10 @@ std::string host_name() {
 
 Result<int> support_bundle(const Settings& settings, const BundleArgs& args) {
   TRY(const auto timeout, parse_duration("--timeout", args.timeout));
+  if (timeout < kShortestTimeout) {
+    return fail(ErrorCode::kInvalid, "--timeout: {} is too short, 100ms is the shortest",
+                args.timeout);
+  }
   const std::string seconds = fmt::format("{:.3f}", std::chrono::duration<double>(timeout).count());
   std::error_code error;
   const fs::path self = fs::read_symlink("/proc/self/exe", error);

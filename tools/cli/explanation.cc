@@ -213,6 +213,8 @@ class PullExplanation {
 
   void slow_sources() {
     for (const SourceWork& source : sources_) {
+      // It was too quick to be measured.
+      if (source.bytes > 0 && source.rate <= 0) continue;
       std::vector<double> others;
       for (const SourceWork& other : sources_) {
         if (&other != &source) others.push_back(other.rate);
@@ -299,8 +301,12 @@ class PullExplanation {
     }
     for (const SourceWork& source : sources_) {
       if (source.lost.empty()) continue;
-      add("failure", fmt::format("Source {} was lost: {}. The others brought the rest.",
-                                 source.name, source.lost));
+      const bool others =
+          pull_.error.empty() && std::ranges::any_of(sources_, [&](const auto& other) {
+            return &other != &source && other.bytes > 0;
+          });
+      add("failure", fmt::format("Source {} was lost: {}.{}", source.name, source.lost,
+                                 others ? " The others brought the rest." : ""));
     }
   }
 

@@ -159,7 +159,7 @@ TraceWanted trace_wanted(const std::string& word) {
 }
 
 Result<CollectedTrace> collect_trace(const Settings& settings, const TraceWanted& wanted) {
-  const bool at_agent = wanted.operation == "recovery";
+  const bool at_agent = wanted.operation == "recovery" || !wanted.agent.empty();
   const std::string local = "unix:" + agent::agent_socket(settings.store).string();
   std::string address = at_agent ? wanted.agent : settings.coordinator;
   if (address.empty() && at_agent) address = local;
@@ -168,17 +168,18 @@ Result<CollectedTrace> collect_trace(const Settings& settings, const TraceWanted
   }
   TRY(const auto first, ask_first(settings, wanted, address));
   Merged merged;
+  if (first.spans().empty()) {
+    return fail(ErrorCode::kInternal, "{} answered without a span", address);
+  }
   TRY_VOID(merged.add(first));
   CollectedTrace collected;
   proto::TraceRequest request;
   request.set_trace_id(first.spans(0).trace_id());
   for (const auto& node : first.nodes()) {
     const auto answer = ask(settings, node.control_endpoint(), request);
-    if (answer) {
-      TRY_VOID(merged.add(*answer));
-    } else if (answer.error().code() != ErrorCode::kNotFound) {
-      collected.silent.push_back(node.node_id() + ": " + answer.error().message());
-    }
+    if (!answer && answer.error().code() == ErrorCode::kNotFound) continue;
+    const auto added = answer ? merged.add(*answer) : Result<void>(fail(answer.error()));
+    if (!added) collected.silent.push_back(node.node_id() + ": " + added.error().message());
   }
   collected.spans = merged.take();
   return collected;

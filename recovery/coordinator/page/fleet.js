@@ -31,7 +31,12 @@ export class Fleet {
       } catch (error) {
         this.problem = error instanceof Error ? error.message : String(error);
       }
-      this.changed(changed);
+      try {
+        this.changed(changed);
+      } catch (error) {
+        // A view that fails does not end the others.
+        console.error(error);
+      }
       await this.pause(document.hidden ? kEveryHidden : kEvery);
     }
   }
@@ -90,8 +95,12 @@ export class Fleet {
   async askPull() {
     if (this.pullId === "") return false;
     const before = this.pull;
-    const response = await this.get(`api/v1/pulls/${encodeURIComponent(this.pullId)}`);
-    this.pull = await response.json();
+    const id = this.pullId;
+    const response = await this.get(`api/v1/pulls/${encodeURIComponent(id)}`);
+    const pull = await response.json();
+    // Somebody looks at another one meanwhile.
+    if (id !== this.pullId) return true;
+    this.pull = pull;
     return this.pull !== null || before !== null;
   }
 

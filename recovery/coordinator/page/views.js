@@ -412,7 +412,7 @@ const kDetails = {host: hostDetail, version: versionDetail, pull: pullDetail};
 export function detail(view) {
   const [kind, id] = view.selected;
   const pane = $("detail");
-  if (!(kind in kDetails)) {
+  if (!Object.hasOwn(kDetails, kind)) {
     pane.hidden = true;
     return;
   }
