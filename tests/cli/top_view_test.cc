@@ -88,7 +88,7 @@ TEST(TopView, AThousandHostsFitTheScreenAndTheRestIsCounted) {
   EXPECT_THAT(text, HasSubstr("host-999"));
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = text.find('\n', at);
-    // The sign for what was left out has three bytes.
+    // The ellipsis has three bytes.
     EXPECT_LE(end - at, 82u) << text.substr(at, end - at);
     at = end + 1;
   }

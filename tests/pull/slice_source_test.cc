@@ -433,8 +433,7 @@ TEST_F(SliceSourceTest, TheBatchHearsOfASourceThatFillsUpAndOfItsSalt) {
   EXPECT_EQ(verdicts_.neighbours, (std::map<SourceIndex, std::uint64_t>{{5, 4711}}));
 }
 
-// A connection that has just been lost, which nobody has noticed: each call fails before it waits
-// for anything.
+// A connection whose loss nobody has noticed yet. Each call fails before it waits for anything.
 class LostClient final : public rpc::RpcClient {
  public:
   const rpc::Peer& peer() const override { return peer_; }

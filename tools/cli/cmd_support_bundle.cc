@@ -160,7 +160,7 @@ Result<int> support_bundle(const Settings& settings, const BundleArgs& args) {
   const std::string name = fmt::format("rekindle-support-{}-{:%Y%m%dT%H%M%SZ}", host_name(),
                                        fmt::gmtime(std::time(nullptr)));
   const fs::path to = args.to.empty() ? fs::path(name + ".tar.gz") : fs::path(args.to);
-  // Made first: a bundle that has no place should not cost a minute, and nobody else may read it.
+  // Made first, so that a bundle without a place costs no minute. Nobody else may read it.
   UniqueFd made(::open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!made) return fail_errno(errno, to.string());
   made.reset();

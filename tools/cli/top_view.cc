@@ -219,7 +219,8 @@ std::string top_frame(const proto::ClusterStatusResponse& status, TopOrder order
   const std::array<Part, 4> parts{instances(status), updates(status), pulls(status),
                                   hosts(status, rates_of(status), order)};
   std::size_t left = height == 0 ? SIZE_MAX : height - std::min<std::size_t>(height, 2);
-  std::size_t after = 0;  // lines for the parts that follow
+  // Lines for the parts that follow.
+  std::size_t after = 0;
   for (const Part& part : parts) after += part.rows.empty() ? 0 : kSmallestPart;
   for (const Part& part : parts) {
     if (part.rows.empty()) continue;
