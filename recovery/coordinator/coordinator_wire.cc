@@ -8,6 +8,7 @@
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
 #include "recovery/rpc/message_fields.h"
+#include "src/base/text.h"
 #include "src/tensor/checkpoint.h"
 
 namespace rekindle::coordinator {
@@ -378,14 +379,7 @@ proto::DrainResponse to_proto(const Draining& draining) {
   return response;
 }
 
-std::string cut(const std::string& text) {
-  std::size_t size = std::min(text.size(), kMaxTextBytes);
-  const auto continues = [&] {
-    return size < text.size() && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80;
-  };
-  while (size > 0 && continues()) --size;
-  return text.substr(0, size);
-}
+std::string cut(const std::string& text) { return std::string(cut_text(text, kMaxTextBytes)); }
 
 Result<std::vector<FleetEvent>> events_from(const proto::HeartbeatRequest& request) {
   if (request.events_size() > kMaxEventsPerHeartbeat) {

@@ -8,6 +8,7 @@
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/message_fields.h"
 #include "recovery/rpc/update_phases.h"
+#include "src/base/text.h"
 
 namespace rekindle::coordinator {
 
@@ -90,7 +91,7 @@ Result<RoundMember> from_proto(const proto::RoundMember& message) {
       member.phases.push_back({phase.name(), phase.elapsed_us()});
     }
   }
-  member.why = message.why().substr(0, kMaxReasonBytes);
+  member.why = cut_text(message.why(), kMaxReasonBytes);
   return member;
 }
 
@@ -162,8 +163,8 @@ Result<RoundReport> from_proto(const proto::RoundReport& message) {
       return fail(ErrorCode::kInvalid, "a communicator's id of {} bytes; {} are allowed",
                   entry.id().size(), kMaxIdBytes);
     }
-    report.ids.push_back(
-        {entry.round(), entry.party(), entry.id(), entry.problem().substr(0, kMaxReasonBytes)});
+    report.ids.push_back({entry.round(), entry.party(), entry.id(),
+                          std::string(cut_text(entry.problem(), kMaxReasonBytes))});
   }
   for (const auto& entry : message.described()) {
     TRY(DescribedContents described, from_proto(entry));

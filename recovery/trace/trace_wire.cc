@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "src/base/text.h"
+
 namespace rekindle::trace {
 
 namespace {
@@ -19,13 +21,7 @@ constexpr std::uint64_t kLatestStart = std::uint64_t{1} << 62;
 constexpr std::uint64_t kLongestSpan = std::uint64_t{30} * 86400 * 1'000'000'000;
 constexpr std::int64_t kLargestNumber = std::int64_t{1} << 50;
 
-// Cut between two characters of UTF-8, as a message with half of one does not parse.
-std::string shortened(std::string_view text) {
-  if (text.size() <= kMostTextBytes) return std::string(text);
-  std::size_t size = kMostTextBytes;
-  while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80) --size;
-  return std::string(text.substr(0, size));
-}
+std::string shortened(std::string_view text) { return std::string(cut_text(text, kMostTextBytes)); }
 
 }  // namespace
 

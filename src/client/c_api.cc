@@ -2,6 +2,7 @@
 #include <memory>
 #include <utility>
 
+#include "src/base/text.h"
 #include "src/base/version.h"
 #include "src/client/c_boundary.h"
 
@@ -10,13 +11,11 @@ namespace rekindle::client {
 
 namespace {
 
-// Cuts between characters: steps back over continuation bytes of UTF-8.
 template <std::size_t kSize>
 void copy_text(std::string_view text, char (&out)[kSize]) noexcept {
-  std::size_t size = std::min(text.size(), kSize - 1);
-  while (size < text.size() && size > 0 && (text[size] & 0xc0) == 0x80) --size;
-  std::memcpy(out, text.data(), size);
-  out[size] = '\0';
+  text = cut_text(text, kSize - 1);
+  std::memcpy(out, text.data(), text.size());
+  out[text.size()] = '\0';
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -32,6 +31,8 @@
 #include "tools/cli/command_line.h"
 #include "tools/cli/output.h"
 #include "tools/cli/remote.h"
+#include "tools/cli/scratch_directory.h"
+#include "tools/cli/status_view.h"
 
 // `rekindle drill`: lets one process of a live fleet fail, and reports how the fleet recovers.
 namespace rekindle::cli {
@@ -73,10 +74,6 @@ const proto::NodeStatus* find_node(const proto::ClusterStatusResponse& status,
     if (node.node().node_id() == node_id) return &node;
   }
   return nullptr;
-}
-
-std::string name_of(const proto::ModelVersion& id) {
-  return fmt::format("{}@{}", id.model(), id.version());
 }
 
 // The versions that were ready before, and of which no whole copy is left.
@@ -274,12 +271,12 @@ Result<int> kill_agent(const Settings& settings, const DrillArgs& args) {
 class OwnPull {
  public:
   static Result<std::unique_ptr<OwnPull>> start(const Settings& settings, const DrillArgs& args) {
-    std::string directory = args.to + "/rekindle-drill-XXXXXX";
-    if (::mkdtemp(directory.data()) == nullptr) return fail_errno(errno, "--to " + directory);
-    std::unique_ptr<OwnPull> pull(new OwnPull(directory));
+    auto made = ScratchDirectory::create(args.to, "rekindle-drill");
+    if (!made) return fail(std::move(made).error().with_context("--to"));
+    std::unique_ptr<OwnPull> pull(new OwnPull(std::move(*made)));
     std::vector<std::string> words = {
-        "rekindle",          "pull",    args.target,     "--to",
-        directory + "/copy", "--quiet", "--coordinator", settings.coordinator};
+        "rekindle",         "pull",    args.target,     "--to",
+        pull->path("copy"), "--quiet", "--coordinator", settings.coordinator};
     if (!settings.secret_file.empty()) {
       words.insert(words.end(), {"--secret-file", settings.secret_file});
     }
@@ -287,11 +284,12 @@ class OwnPull {
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
+    const std::string log_path = pull->path("log");
     pull->pid_ = ::fork();
     if (pull->pid_ < 0) return fail_errno(errno, "fork");
     if (pull->pid_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-      const int log = ::open((directory + "/log").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+      const int log = ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
       ::dup2(log, STDOUT_FILENO);
       ::dup2(log, STDERR_FILENO);
       ::execv("/proc/self/exe", argv.data());
@@ -304,8 +302,6 @@ class OwnPull {
       ::kill(pid_, SIGKILL);
       ::waitpid(pid_, nullptr, 0);
     }
-    std::error_code ignored;
-    std::filesystem::remove_all(directory_, ignored);
   }
   OwnPull(const OwnPull&) = delete;
   OwnPull& operator=(const OwnPull&) = delete;
@@ -320,7 +316,7 @@ class OwnPull {
   // Of a pull that has ended.
   bool succeeded() const { return WIFEXITED(*status_) && WEXITSTATUS(*status_) == 0; }
   std::string log() const {
-    auto text = read_text_file(directory_ + "/log").value_or("");
+    auto text = read_text_file(path("log")).value_or("");
     while (text.ends_with('\n')) text.pop_back();
     return text;
   }
@@ -333,9 +329,11 @@ class OwnPull {
   }
 
  private:
-  explicit OwnPull(std::string directory) : directory_(std::move(directory)) {}
+  explicit OwnPull(std::unique_ptr<ScratchDirectory> directory)
+      : directory_(std::move(directory)) {}
+  std::string path(const char* name) const { return (directory_->path() / name).string(); }
 
-  const std::string directory_;
+  const std::unique_ptr<ScratchDirectory> directory_;
   pid_t pid_ = -1;
   std::optional<int> status_;
 };

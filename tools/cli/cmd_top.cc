@@ -1,5 +1,4 @@
 #include <cstdio>
-#include <ctime>
 #include <memory>
 #include <optional>
 #include <string>
