@@ -222,6 +222,10 @@ Result<proto::PullProgressResponse> CoordinatorService::pull_progress(
 
 Result<proto::ClosePullResponse> CoordinatorService::close_pull(
     const rpc::Peer& peer, const proto::ClosePullRequest& request) {
+  if (request.pull_id().empty()) {
+    keep_spans(peer, request);
+    return proto::ClosePullResponse();
+  }
   TRY(const PullId id, PullId::from_bytes(request.pull_id()));
   std::string why;
   if (request.outcome().code() != proto::STATUS_OK) {

@@ -26,6 +26,8 @@ FetchTurns::Turn::~Turn() {
   boost::asio::post(turns_->executor, [turns = turns_] { turns->changed.notify(); });
 }
 
+bool FetchTurns::taken(const Digest& what) const { return state_->latest.contains(what); }
+
 async::Task<std::unique_ptr<FetchTurns::Turn>> FetchTurns::take(Digest what, Silence& silence) {
   const auto state = state_;
   bool cancelled = false;

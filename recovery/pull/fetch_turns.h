@@ -46,6 +46,8 @@ class FetchTurns {
     TimePoint last_progress_ = steady_now();
     bool arrived_ = false;
   };
+  // Another pull fetches `what` now.
+  bool taken(const Digest& what) const;
   // Waits while another pull fetches `what`. Its progress counts as that of the caller's sources.
   // Returns as well when the caller is cancelled.
   async::Task<std::unique_ptr<Turn>> take(Digest what, Silence& silence);

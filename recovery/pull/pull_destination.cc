@@ -108,11 +108,15 @@ bool PullDestination::held() const { return (watch_.held && watch_.held()) || pl
 // take its silence for its end.
 async::Task<bool> PullDestination::wait_while_held() {
   const bool waits = held();
-  if (waits) co_await context_.finder.pause();
+  if (waits) {
+    context_.progress.trace().wait_for("hold");
+    co_await context_.finder.pause();
+  }
   const bool must_look = watch_.held && watch_.held_changed == nullptr;
   while (held() && !placing_->wants_now() && !co_await async::is_cancelled()) {
     co_await released_->wait_until(steady_now() + (must_look ? kLookWhileHeld : kLongestHeldWait));
   }
+  context_.progress.trace().go_on();
   if (held()) co_return waits;
   auto landed = placing_->close();
   if (!landed.empty()) co_await take_placed(std::move(landed));

@@ -117,7 +117,9 @@ async::Task<Result<PullJob::Outcome>> PullJob::Driver::run() {
   Result<TransferSummary> verdict;
   if (outcome) verdict = outcome->summary;
   if (!outcome) verdict = fail(outcome.error());
-  spans.end(verdict, context_.target.resolved.id, context_.finder.pull_id());
+  const ModelVersion& id = context_.target.resolved.id;
+  spans.end(verdict, id.model.empty() ? context_.request.ref.to_string() : id.to_string(),
+            context_.finder.pull_id());
   Result<void> told;
   if (!outcome) told = fail(outcome.error());
   context_.finder.leave(spans.spans());
@@ -316,10 +318,7 @@ async::Task<Result<void>> PullJob::Driver::find_more_sources(PlanRef plan) {
     co_return Result<void>();
   }
   if (search == PullRounds::Search::kGiveUp) co_return fail(co_await no_source_error(plan));
-  const bool queued = context_.finder.queued().has_value();
-  const TimePoint began = steady_now();
   co_await sources_.wait_to_ask_again();
-  context_.progress.trace().waited(queued, began);
   co_await sources_.look();
   co_return Result<void>();
 }

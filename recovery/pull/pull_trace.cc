@@ -43,14 +43,20 @@ void PullTrace::begin(const PullRequest& request, const std::string& phase) {
 
 // The last phase, "ready", takes no time.
 void PullTrace::enter_phase(const std::string& phase) {
+  go_on();
   phase_.end();
   if (phase != "ready") phase_ = trace::RunningSpan(tracer_, phase, pull_.context());
 }
 
-void PullTrace::waited(bool queued, TimePoint began) {
-  if (tracer_ == nullptr) return;
-  tracer_->record("wait", phase_.context(), began, steady_now(),
-                  {{"rekindle.wait", queued ? std::string("queue") : std::string("source")}});
+void PullTrace::wait_for(const std::string& what) {
+  if (std::exchange(waits_for_, what) == what) return;
+  wait_ = trace::RunningSpan(tracer_, "wait", phase_.context());
+  wait_.set(std::string(trace::kWait), what);
+}
+
+void PullTrace::go_on() {
+  waits_for_.clear();
+  wait_.end();
 }
 
 void PullTrace::begin_transfer(TimePoint now) {
@@ -104,16 +110,16 @@ void PullTrace::record_rails(transport::SourceIndex source, const trace::Context
   }
   for (const auto& [name, rail] : rails) {
     tracer_->record("rail", parent, work.began, work.last_byte,
-                    {{"rekindle.rail", name},
+                    {{std::string(trace::kRail), name},
                      number("rekindle.bytes", rail.bytes),
                      number("rekindle.slices", rail.slices),
                      number("rekindle.failed_slices", rail.failures)});
   }
 }
 
-void PullTrace::end(const Result<TransferSummary>& outcome, const ModelVersion& id,
+void PullTrace::end(const Result<TransferSummary>& outcome, const std::string& version,
                     const std::string& pull_id) {
-  if (!id.model.empty()) pull_.set(std::string(trace::kVersion), id.to_string());
+  pull_.set(std::string(trace::kVersion), version);
   if (!pull_id.empty()) pull_.set(std::string(trace::kSubject), pull_id);
   if (outcome) {
     pull_.set("rekindle.bytes", outcome->bytes);
@@ -121,6 +127,7 @@ void PullTrace::end(const Result<TransferSummary>& outcome, const ModelVersion& 
     pull_.set("rekindle.resumed_bytes", outcome->resumed_bytes);
     pull_.set("rekindle.refetched_bytes", outcome->refetched_bytes);
   }
+  go_on();
   phase_.end(outcome);
   pull_.end(outcome);
 }
@@ -128,7 +135,9 @@ void PullTrace::end(const Result<TransferSummary>& outcome, const ModelVersion& 
 std::vector<proto::Span> PullTrace::spans() const {
   std::vector<proto::Span> spans;
   if (tracer_ == nullptr) return spans;
-  for (const auto& span : tracer_->of_trace(pull_.context().trace, trace::kMostPullSpans)) {
+  const trace::Context& pull = pull_.context();
+  for (const auto& span :
+       trace::most_telling(tracer_->of_trace(pull.trace), pull, trace::kMostPullSpans)) {
     spans.push_back(trace::to_proto(span));
   }
   return spans;

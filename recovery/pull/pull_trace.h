@@ -25,17 +25,21 @@ class PullTrace {
   // The parent of what sources and the coordinator do for the pull.
   const trace::Context& context() const { return pull_.context(); }
   const trace::Context& phase() const { return phase_.context(); }
-  // The pull has waited since `began`: for a free share in the queue, or for a source.
-  void waited(bool queued, TimePoint began);
+  // The pull waits for this, until it waits for something else, goes on, or its phase ends:
+  // "queue", a place at a source; "source", one that has the bytes; "holders", which verify their
+  // copies; "hold", its workers, which hold the rest back; "host", another pull of this host that
+  // fetches the same tables.
+  void wait_for(const std::string& what);
+  void go_on();
 
   void begin_transfer(TimePoint now);
   void look(const transport::BatchProgress& batch, const SourceTable& sources, TimePoint now);
   void end_transfer(const SourceTable& sources);
 
-  // `id`: without a model if it was not resolved. `pull_id`: "" if no coordinator gave one.
-  void end(const Result<TransferSummary>& outcome, const ModelVersion& id,
+  // `version`: as far as it is known. `pull_id`: "" if no coordinator gave one.
+  void end(const Result<TransferSummary>& outcome, const std::string& version,
            const std::string& pull_id);
-  // After the end: the spans of this process, as many as a message may have.
+  // After the end: the spans of this pull, as many as a message may have.
   std::vector<proto::Span> spans() const;
 
  private:
@@ -49,6 +53,8 @@ class PullTrace {
   trace::Tracer* const tracer_;
   trace::RunningSpan pull_;
   trace::RunningSpan phase_;
+  trace::RunningSpan wait_;
+  std::string waits_for_;  // while wait_ runs
   // Of the transfer that runs, by the index of the source.
   std::vector<Work> work_;
   transport::BatchProgress batch_;

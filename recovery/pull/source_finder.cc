@@ -305,14 +305,15 @@ std::string SourceFinder::pull_id() const {
 
 async::Task<void> SourceFinder::close(const Result<void>& outcome) {
   const auto client = coordinator();
-  if (client == nullptr || pull_id_.empty()) co_return;
+  // A pull that the coordinator did not open has only spans for it.
+  if (client == nullptr || (pull_id_.empty() && spans_.empty())) co_return;
   proto::ClosePullRequest request;
   request.set_pull_id(pull_id_);
   *request.mutable_outcome() = outcome ? rpc::ok_status() : rpc::to_status(outcome.error());
   for (const auto& span : spans_) *request.add_spans() = span;
   auto call =
       rpc::call<proto::COORDINATOR_CLOSE_PULL>(client, std::move(request), kFinderCloseDeadline);
-  if (coordinator_silent_) {
+  if (coordinator_silent_ || !from_.empty()) {
     boost::asio::co_spawn(environment_.executor, std::move(call), boost::asio::detached);
   } else {
     (void)co_await std::move(call);

@@ -69,6 +69,7 @@ async::Task<void> SourcePool::ask_then_dial() {
 // read from.
 async::Task<void> SourcePool::wait_to_ask_again() {
   const auto queued = context_.finder.queued();
+  context_.progress.trace().wait_for(queued ? "queue" : "source");
   if (!queued || has_fallback()) {
     queue_shown_ = false;
     co_await async::sleep_for(context_.silence.at_most(kAskDelay, steady_now()));

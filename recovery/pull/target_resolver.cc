@@ -47,7 +47,10 @@ async::Task<Result<void>> TargetResolver::resolve() {
   const auto& times = context_.times;
   const SourceFinder::Patience patience{times.resolve,
                                         has_fallback ? times.resolve : times.verifying};
-  const auto tell = [&](const Error& why) { progress.show("waiting: " + why.message()); };
+  const auto tell = [&](const Error& why) {
+    progress.trace().wait_for("holders");
+    progress.show("waiting: " + why.message());
+  };
   auto resolved = co_await context_.finder.resolve(patience, tell);
   if (resolved) {
     target_.resolved = std::move(*resolved);
@@ -163,6 +166,7 @@ async::Task<Result<void>> TargetResolver::learn_checkpoint() {
     for (std::size_t i = 0; i < count; ++i) {
       ActiveSource& source = table[(first + i) % count];
       if (source.peer == nullptr) continue;
+      context_.progress.trace().go_on();
       auto learned = co_await learn_from(source.peer);
       if (learned) {
         sources_.forget_lost();
@@ -191,7 +195,9 @@ async::Task<Result<void>> TargetResolver::learn_checkpoint() {
 async::Task<Result<void>> TargetResolver::learn_from(std::shared_ptr<SourcePeer> peer) {
   const Resolved& resolved = target_.resolved;
   PullPlans& plans = *context_.environment.plans;
+  if (plans.turns().taken(resolved.root)) context_.progress.trace().wait_for("host");
   const auto turn = co_await plans.turns().take(resolved.root, context_.silence);
+  context_.progress.trace().go_on();
   // Another pull may have fetched it meanwhile.
   if (find_checkpoint()) co_return Result<void>();
   PullPlans::CheckpointBytes bytes;

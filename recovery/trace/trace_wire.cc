@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <map>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "src/base/text.h"
 
@@ -23,7 +26,77 @@ constexpr std::int64_t kLargestNumber = std::int64_t{1} << 50;
 
 std::string shortened(std::string_view text) { return std::string(cut_text(text, kMostTextBytes)); }
 
+// A span below the chosen one, with the order in which it is worth its place.
+struct Ranked {
+  const Span* span = nullptr;
+  std::size_t depth = 0;
+  // Its phase, source and rail.
+  std::string kind = {};
+  // The number of longer spans of this kind.
+  std::size_t longer = 0;
+};
+
+std::string kind_of(const Span& span, const std::string& parent) {
+  std::string kind = parent + "\n" + span.name;
+  for (const std::string_view key : {kSource, kRail, kWait}) {
+    const std::string* const text = span.text(key);
+    if (text != nullptr) kind.append("\n").append(*text);
+  }
+  return kind;
+}
+
+// The phases of an operation do not take more than this part of the places.
+constexpr std::size_t kPhasesPart = 2;
+
+std::vector<Ranked> ranked_below(const std::vector<Span>& all, const Context& top) {
+  std::multimap<SpanId, const Span*> children;
+  std::vector<Ranked> ranked;
+  for (const Span& span : all) {
+    if (span.context == top) ranked.push_back({&span});
+    if (span.context.trace == top.trace) children.emplace(span.parent, &span);
+  }
+  std::set<SpanId> seen{top.span};
+  for (std::size_t i = 0; i < ranked.size(); ++i) {
+    const auto [first, last] = children.equal_range(ranked[i].span->context.span);
+    for (auto child = first; child != last; ++child) {
+      if (!seen.insert(child->second->context.span).second) continue;
+      std::string kind = kind_of(*child->second, ranked[i].kind);
+      ranked.push_back({child->second, ranked[i].depth + 1, std::move(kind)});
+    }
+  }
+  std::ranges::stable_sort(ranked, [](const Ranked& a, const Ranked& b) {
+    return std::pair(a.depth, b.span->duration) < std::pair(b.depth, a.span->duration);
+  });
+  std::map<std::string_view, std::size_t> known;
+  for (Ranked& one : ranked) one.longer = known[one.kind]++;
+  return ranked;
+}
+
 }  // namespace
+
+std::vector<Span> most_telling(const std::vector<Span>& all, const Context& top, std::size_t most) {
+  auto ranked = ranked_below(all, top);
+  std::ranges::stable_sort(ranked, [](const Ranked& a, const Ranked& b) {
+    return std::pair(a.depth > 1, a.longer) < std::pair(b.depth > 1, b.longer);
+  });
+  const auto deep = std::ranges::find_if(ranked, [](const Ranked& one) { return one.depth > 1; });
+  const auto phases = static_cast<std::size_t>(deep - ranked.begin());
+  const std::size_t rest = ranked.size() - phases;
+  const std::size_t most_phases = std::max(most / kPhasesPart, most - std::min(most, rest));
+  std::vector<const Span*> chosen;
+  std::set<SpanId> known;
+  for (std::size_t i = 0; i < ranked.size() && chosen.size() < most; ++i) {
+    if (i < phases && chosen.size() >= most_phases) continue;
+    const Span& span = *ranked[i].span;
+    if (ranked[i].depth > 0 && !known.contains(span.parent)) continue;
+    known.insert(span.context.span);
+    chosen.push_back(&span);
+  }
+  std::ranges::stable_sort(chosen, {}, &Span::start);
+  std::vector<Span> spans;
+  for (const Span* span : chosen) spans.push_back(*span);
+  return spans;
+}
 
 proto::Span to_proto(const Span& span) {
   proto::Span out;

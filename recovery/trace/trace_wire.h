@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "proto/trace.pb.h"
 #include "recovery/trace/tracer.h"
@@ -11,6 +12,10 @@ namespace rekindle::trace {
 
 // What a puller may send when it closes its pull.
 inline constexpr std::size_t kMostPullSpans = 64;
+
+// The spans of `all` at and below `top`, at most `most`, each with its parent. If there are more,
+// the phases come first, and then the longest spans of each source and rail.
+std::vector<Span> most_telling(const std::vector<Span>& all, const Context& top, std::size_t most);
 
 proto::Span to_proto(const Span& span);
 Result<Span> from_proto(const proto::Span& message);

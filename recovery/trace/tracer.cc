@@ -1,6 +1,7 @@
 #include "recovery/trace/tracer.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace rekindle::trace {
@@ -98,7 +99,11 @@ void Tracer::finish(Span span, TimePoint began, TimePoint ended) {
 }
 
 void Tracer::keep(Span span) {
-  if (spans_.size() >= most_spans_) spans_.pop_front();
+  if (!kept_.insert(span.context).second) return;
+  if (spans_.size() >= most_spans_) {
+    kept_.erase(spans_.front().context);
+    spans_.pop_front();
+  }
   spans_.push_back(std::move(span));
 }
 
@@ -114,17 +119,19 @@ std::vector<Span> Tracer::of_trace(const TraceId& trace, std::size_t most) const
 
 TraceId Tracer::find(std::string_view operation, std::string_view subject) const {
   const std::lock_guard lock(mutex_);
-  const auto is = [](const Span& span, std::string_view key, std::string_view wanted) {
-    const std::string* text = span.text(key);
-    return text != nullptr && names(*text, wanted);
-  };
   for (auto span = spans_.rbegin(); span != spans_.rend(); ++span) {
-    if (is(*span, kOperation, operation) &&
-        (is(*span, kSubject, subject) || is(*span, kVersion, subject))) {
-      return span->context.trace;
-    }
+    if (is_operation_on(*span, operation, subject)) return span->context.trace;
   }
   return {};
+}
+
+bool is_operation_on(const Span& span, std::string_view operation, std::string_view subject) {
+  const std::string* const kind = span.text(kOperation);
+  if (kind == nullptr || *kind != operation) return false;
+  return std::ranges::any_of(std::array{kSubject, kVersion}, [&](std::string_view key) {
+    const std::string* const text = span.text(key);
+    return text != nullptr && names(*text, subject);
+  });
 }
 
 }  // namespace rekindle::trace

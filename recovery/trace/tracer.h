@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,13 +59,12 @@ class Tracer {
   // A span of this process that ran from `began` to `ended`. Returns its context.
   Context record(std::string name, const Context& parent, TimePoint began, TimePoint ended,
                  std::vector<Attribute> attributes = {}, std::string error = "");
-  // Keeps a span of another process.
+  // Keeps a span of another process, once.
   void adopt(Span span);
 
   // The newest spans of the trace, at most `most`, oldest first.
   std::vector<Span> of_trace(const TraceId& trace, std::size_t most = kMostSpans) const;
-  // The trace of the newest operation of this kind ("pull") on this subject: an id, an instance, a
-  // version or a model. nil: none.
+  // The trace of the newest one (is_operation_on). nil: none.
   TraceId find(std::string_view operation, std::string_view subject) const;
 
  private:
@@ -78,16 +78,25 @@ class Tracer {
   mutable std::mutex mutex_;
   std::function<void(const Span&)> watcher_;  // guarded by mutex_
   std::deque<Span> spans_;                    // guarded by mutex_; oldest first
+  std::set<Context> kept_;                    // guarded by mutex_; of spans_
   // From the steady clock to the Unix epoch. Guarded by mutex_.
   std::chrono::nanoseconds wall_offset_{};
 };
 
-// The attributes by which Tracer::find() knows an operation.
+// The span is an operation of this kind ("pull") on this subject: an id, an instance, a version or
+// a model.
+bool is_operation_on(const Span& span, std::string_view operation, std::string_view subject);
+
+// The attributes of an operation.
 inline constexpr std::string_view kOperation = "rekindle.operation";
 inline constexpr std::string_view kSubject = "rekindle.subject";
 inline constexpr std::string_view kVersion = "rekindle.version";
 // Names the agent that a pull reads from.
 inline constexpr std::string_view kSource = "rekindle.source";
+// Names the NIC of a part of a source's bytes.
+inline constexpr std::string_view kRail = "rekindle.rail";
+// Says for what a pull waited: see pull::PullTrace.
+inline constexpr std::string_view kWait = "rekindle.wait";
 // Names a rank of an update: "rank 1 of i on b".
 inline constexpr std::string_view kRank = "rekindle.rank";
 

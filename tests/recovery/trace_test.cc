@@ -1,4 +1,9 @@
+#include <chrono>
+#include <map>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -9,6 +14,22 @@
 
 namespace rekindle::trace {
 namespace {
+
+using namespace std::chrono_literals;
+
+Span some_span() {
+  Span span;
+  span.context = {TraceId::random(), SpanId::random()};
+  span.parent = SpanId::random();
+  span.name = "source";
+  span.service = "agent";
+  span.node = "b";
+  span.start = std::chrono::nanoseconds(1'700'000'000'123'456'789);
+  span.duration = std::chrono::milliseconds(5);
+  span.attributes = {{"rekindle.source", "a"}, {"rekindle.bytes", std::int64_t{1} << 40}};
+  span.error = "lost";
+  return span;
+}
 
 constexpr const char* kParent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
@@ -61,6 +82,85 @@ TEST(Tracer, KeepsTheNewestSpans) {
   EXPECT_EQ(tracer.of_trace(parent.trace, 1)[0].name, "4");
 }
 
+TEST(Tracer, KeepsASpanThatComesTwiceOnce) {
+  Tracer tracer("coordinator", "coordinator", 2);
+  Span span = some_span();
+  tracer.adopt(span);
+  tracer.adopt(span);
+  EXPECT_EQ(tracer.of_trace(span.context.trace).size(), 1u);
+  // Once it has gone, it is unknown again.
+  tracer.adopt(some_span());
+  tracer.adopt(some_span());
+  EXPECT_TRUE(tracer.of_trace(span.context.trace).empty());
+  tracer.adopt(span);
+  EXPECT_EQ(tracer.of_trace(span.context.trace).size(), 1u);
+}
+
+// Makes spans of one trace, one below the other.
+class SpanTree {
+ public:
+  Context add(const std::string& name, const Context& parent, std::chrono::milliseconds took,
+              std::vector<Attribute> attributes = {}) {
+    Span span = some_span();
+    span.context = {trace_, SpanId::random()};
+    span.parent = parent.span;
+    span.name = name;
+    span.duration = took;
+    span.attributes = std::move(attributes);
+    spans.push_back(span);
+    return span.context;
+  }
+  std::vector<Span> spans;
+
+ private:
+  const TraceId trace_ = TraceId::random();
+};
+
+std::map<std::string, int> count_names(const std::vector<Span>& spans) {
+  std::map<std::string, int> names;
+  for (const Span& span : spans) ++names[span.name];
+  return names;
+}
+
+TEST(MostTelling, AreTheSpansOfOneOperationOnly) {
+  SpanTree tree;
+  const Context command = tree.add("rekindle pull", {}, 5s);
+  const Context pull = tree.add("pull", command, 2s);
+  tree.add("transfer", pull, 1s);
+  const Context other = tree.add("pull", command, 9s);
+  tree.add("connect", other, 8s);
+  const auto chosen = most_telling(tree.spans, pull, 64);
+  EXPECT_EQ(count_names(chosen), (std::map<std::string, int>{{"pull", 1}, {"transfer", 1}}));
+}
+
+TEST(MostTelling, HaveThePhasesAndTheLongestOfEachSourceAndRailIfThereAreTooMany) {
+  SpanTree tree;
+  const Context pull = tree.add("pull", {}, 100s);
+  tree.add("plan", pull, 1ms);
+  std::set<Context> longest;
+  for (int round = 0; round < 50; ++round) {
+    const auto took = round == 20 ? 9s : 1s;
+    const Context transfer = tree.add("transfer", pull, took);
+    for (const char* name : {"a", "b"}) {
+      const auto source = tree.add("source", transfer, took, {{std::string(kSource), name}});
+      const auto rail = tree.add("rail", source, took, {{std::string(kRail), "mlx5_0"}});
+      if (round == 20) longest.insert({source, rail});
+    }
+  }
+  const auto chosen = most_telling(tree.spans, pull, 64);
+  ASSERT_EQ(chosen.size(), 64u);
+  auto names = count_names(chosen);
+  EXPECT_EQ(names["pull"], 1);
+  EXPECT_EQ(names["plan"], 1);
+  EXPECT_EQ(names["transfer"], 30) << "phases take half of the places";
+  std::set<Context> known;
+  for (const Span& span : chosen) known.insert(span.context);
+  for (const Context& context : longest) EXPECT_TRUE(known.contains(context));
+  for (const Span& span : chosen) {
+    EXPECT_TRUE(span.context == pull || known.contains({span.context.trace, span.parent}));
+  }
+}
+
 TEST(Tracer, FindsTheNewestOperationOnASubject) {
   Tracer tracer("coordinator", "coordinator");
   TraceId last;
@@ -94,20 +194,6 @@ TEST(RunningSpan, EndsOnceAndSaysWhyItFailed) {
   moved.end();
   ASSERT_EQ(tracer.of_trace(trace).size(), 1u);
   EXPECT_EQ(tracer.of_trace(trace)[0].error, "no answer");
-}
-
-Span some_span() {
-  Span span;
-  span.context = {TraceId::random(), SpanId::random()};
-  span.parent = SpanId::random();
-  span.name = "source";
-  span.service = "agent";
-  span.node = "b";
-  span.start = std::chrono::nanoseconds(1'700'000'000'123'456'789);
-  span.duration = std::chrono::milliseconds(5);
-  span.attributes = {{"rekindle.source", "a"}, {"rekindle.bytes", std::int64_t{1} << 40}};
-  span.error = "lost";
-  return span;
 }
 
 TEST(SpanMessage, BringsEverythingBack) {
