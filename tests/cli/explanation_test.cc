@@ -50,6 +50,9 @@ class Spans {
     return span;
   }
   std::vector<Span> all() const { return {spans_.begin(), spans_.end()}; }
+  std::vector<Finding> explained(const std::string& operation) const {
+    return explain(operation, trace_.hex(), all());
+  }
 
  private:
   const trace::TraceId trace_ = trace::TraceId::random();
@@ -70,7 +73,7 @@ class ExplainPull : public ::testing::Test {
   // The text and the advice of the findings of this kind, one a line.
   std::string said(const std::string& kind) const {
     std::string text;
-    for (const Finding& finding : explain("pull", spans_.all())) {
+    for (const Finding& finding : spans_.explained("pull")) {
       if (finding.kind == kind) text += finding.text + " " + finding.advice + "\n";
     }
     return text;
@@ -100,7 +103,7 @@ TEST_F(ExplainPull, SaysWhyItFailed) {
   Span& pull = failed.add("pull", 0ms, 5000ms);
   pull.attributes = {{std::string(trace::kOperation), std::string("pull")}};
   pull.error = "NO_SOURCE";
-  const auto findings = explain("pull", failed.all());
+  const auto findings = failed.explained("pull");
   ASSERT_FALSE(findings.empty());
   expect_in("failed after 5.00 s: NO_SOURCE", findings[0].text);
 }
@@ -185,11 +188,58 @@ TEST_F(ExplainPull, CountsStolenSlicesApart) {
   source.attributes = {{std::string(trace::kSource), std::string("a")}};
   source.error = "connection reset";
   std::string text;
-  for (const Finding& finding : explain("pull", spans.all())) text += finding.text + "\n";
+  for (const Finding& finding : spans.explained("pull")) text += finding.text + "\n";
   expect_in("3 slice(s) failed", text);
   expect_in("2 slice(s) were taken from a slow source", text);
   expect_in("were wrong and were fetched again", text);
   expect_in("Source a was lost: connection reset.", text);
+}
+
+TEST_F(ExplainPull, TellsForWhatItWaited) {
+  const std::vector<std::pair<std::string, std::string>> reasons{
+      {"holders", "for the holders"}, {"host", "another pull of this host"}, {"hold", "broadcast"}};
+  for (const auto& [what, text] : reasons) {
+    EXPECT_EQ(said("wait").find(text), std::string::npos);
+    spans_.add("wait", 0ms, 40ms, &pull_).attributes = {{std::string(trace::kWait), what}};
+    expect_in("It waited 40.0 ms", said("wait"));
+    expect_in(text, said("wait"));
+  }
+}
+
+// Two pulls and an update in one trace.
+class ExplainSharedTrace : public ::testing::Test {
+ protected:
+  void pull(const std::string& version, const std::string& id, std::chrono::milliseconds end) {
+    spans_.add("pull", 0ms, end).attributes = {
+        {std::string(trace::kOperation), std::string("pull")},
+        {std::string(trace::kVersion), version},
+        {std::string(trace::kSubject), id}};
+  }
+  Spans spans_;
+};
+
+TEST_F(ExplainSharedTrace, TakesTheOperationThatIsNamed) {
+  pull("m@1", "id1", 100ms);
+  pull("m@2", "id2", 300ms);
+  for (const std::string subject : {"m@1", "id1"}) {
+    const auto findings = explain("pull", subject, spans_.all());
+    ASSERT_FALSE(findings.empty());
+    EXPECT_EQ(findings[0].kind, "outcome") << "nothing else fits " << subject;
+    EXPECT_TRUE(findings[0].text.starts_with("The pull of m@1 ")) << findings[0].text;
+  }
+  EXPECT_TRUE(explain("pull", "m@3", spans_.all()).empty());
+}
+
+TEST_F(ExplainSharedTrace, SaysWhichOfSeveralItTookAndNamesTheOthers) {
+  pull("m@1", "id1", 100ms);
+  pull("m@2", "id2", 300ms);
+  for (const auto& findings : {explain("pull", "m", spans_.all()), spans_.explained("pull")}) {
+    ASSERT_GE(findings.size(), 2u);
+    EXPECT_EQ(findings[0].text,
+              "2 operations fit; this is the newest pull, m@2 on b (id2). The others: m@1 on b "
+              "(id1).");
+    EXPECT_TRUE(findings[1].text.starts_with("The pull of m@2 ")) << findings[1].text;
+  }
 }
 
 TEST(ExplainUpdate, NamesTheRankThatHeldTheOthersUp) {
@@ -210,7 +260,7 @@ TEST(ExplainUpdate, NamesTheRankThatHeldTheOthersUp) {
     spans.add("apply", 0ms, took, &parent);
   }
   std::string text;
-  for (const Finding& finding : explain("update", spans.all())) text += finding.text + "\n";
+  for (const Finding& finding : spans.explained("update")) text += finding.text + "\n";
   for (const char* part :
        {"The update to m@2 took 1.00 s for 3 ranks; 1 of them did not get it.",
         "loading 900.0 ms (90 %), gathering 100.0 ms (10 %)", "rank 1 of i on a: it died.",
@@ -231,11 +281,11 @@ TEST(ExplainRecovery, NamesThePhaseThatTookLongest) {
   const Span recovery = top;
   spans.add("plan", 0ms, 100ms, &recovery);
   spans.add("install", 100ms, 1000ms, &recovery);
-  const auto findings = explain("recovery", spans.all());
+  const auto findings = spans.explained("recovery");
   ASSERT_EQ(findings.size(), 3u);
   EXPECT_EQ(findings[0].text, "Rank 0 of chat was served m@1 again in 1.00 s, from local.");
   EXPECT_EQ(findings[2].text, "The phase install bounded the recovery.");
-  EXPECT_TRUE(explain("pull", spans.all()).empty());
+  EXPECT_TRUE(spans.explained("pull").empty());
 }
 
 TEST(ChromeTrace, HasTracksOnWhichSpansOnlyFollowOrContainEachOther) {

@@ -168,6 +168,70 @@ def test_explain_names_the_source_that_a_cap_slows(fleet):
     assert "--max-rate of the agent b" in slow["advice"]
 
 
+def test_explain_shows_a_pull_that_no_coordinator_opened(fleet):
+    fleet.pull_to("m@1", fleet.directory / "served", "--transport", "tcp")
+    fleet.run("pull", "m@9", "--to", fleet.directory / "none", "--coordinator", fleet.coordinator, code=3)
+    for subject in ("m@9", "m"):
+        outcome = fleet.run("explain", "pull", subject, "--coordinator", fleet.coordinator)["findings"][0]["text"]
+        assert outcome.startswith("The pull of m@9 to ") and " failed after " in outcome, outcome
+
+
+def test_explain_shows_a_pull_of_this_host_that_had_no_coordinator(fleet):
+    fleet._daemon("agent", "--listen", "127.0.0.1:0", "--node-id", "lost", "--store", fleet.store("lost"),
+                  "--coordinator", "127.0.0.1:1")
+    done = subprocess.run([BINARY, "pull", "m@1", "--store", fleet.store("lost"), "--quiet"], capture_output=True,
+                          text=True, timeout=PATIENCE_S, env=fleet.environment)
+    assert done.returncode != 0
+    outcome = fleet.run("explain", "pull", "m@1", "--coordinator", fleet.coordinator,
+                        "--store", fleet.store("lost"))["findings"][0]["text"]
+    assert outcome.startswith("The pull of m@1 to lost failed after "), outcome
+
+
+def test_explain_takes_the_pull_that_is_named_from_a_trace_of_several(fleet):
+    fleet.environment["TRACEPARENT"] = f"00-{'7' * 32}-{CALLER}-01"
+    try:
+        for directory in ("first", "second"):
+            fleet.pull_to("m@1", fleet.directory / directory, "--transport", "tcp")
+    finally:
+        del fleet.environment["TRACEPARENT"]
+    spans = [event for event in fleet.run("trace", "7" * 32, "--coordinator", fleet.coordinator)["traceEvents"]
+             if event["name"] == "pull"]
+    first, second = (span["args"]["rekindle.subject"] for span in sorted(spans, key=lambda span: span["ts"]))
+
+    def explained(subject):
+        return fleet.run("explain", "pull", subject, "--coordinator", fleet.coordinator)["findings"]
+
+    assert [explained(subject)[0]["kind"] for subject in (first, second)] == ["outcome", "outcome"]
+    assert explained(first)[0]["text"] != explained(second)[0]["text"]
+    which = explained("7" * 32)
+    assert which[0]["kind"] == "which" and which[1]["text"] == explained(second)[0]["text"]
+    assert second in which[0]["text"].split("The others:")[0] and first in which[0]["text"].split("The others:")[1]
+
+
+def test_explain_says_that_a_pull_waited_in_the_queue_before_it_knew_the_checkpoint(fleet):
+    directory = fleet.directory / "queue"
+    directory.mkdir()
+
+    class Busy(Rekindle):
+        def _daemon(self, role, *arguments):
+            limit = ("--max-pullers", "1") if role == "coordinator" else ("--max-rate", "20MB")
+            return super()._daemon(role, *arguments, *limit)
+
+    busy = Busy(directory)
+    try:
+        busy.publish("m@1", fleet.directory / "model.safetensors")
+        command = [BINARY, "pull", "m@1", "--coordinator", busy.coordinator, "--transport", "tcp", "--quiet", "--to"]
+        served = subprocess.Popen([*command, directory / "served"], env=busy.environment)
+        eventually(lambda: busy.run("status", "--coordinator", busy.coordinator)["pulls"])
+        queued = busy.pull_to("m@1", directory / "queued", "--transport", "tcp")
+        assert served.wait(PATIENCE_S) == 0
+        findings = busy.run("explain", "pull", queued["trace"], "--coordinator", busy.coordinator)["findings"]
+        wait, = (finding["text"] for finding in findings if finding["kind"] == "wait")
+        assert " in the queue, " in wait
+    finally:
+        busy.close()
+
+
 def test_a_node_that_does_not_answer_is_named_and_the_rest_is_printed(fleet):
     report = fleet.pull_to("m@1", fleet.directory / "four", "--transport", "tcp")
     fleet.kill_agent("b")

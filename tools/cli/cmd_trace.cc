@@ -43,7 +43,7 @@ Result<int> show_trace(const Session& session, const TraceArgs& args) {
 Result<int> show_explanation(const Session& session, const TraceArgs& args) {
   TRY(const auto collected,
       collect(session, {.operation = args.what, .subject = args.subject, .agent = ""}, args.agent));
-  const auto findings = explain(args.what, collected.spans);
+  const auto findings = explain(args.what, args.subject, collected.spans);
   if (findings.empty()) {
     return fail(ErrorCode::kNotFound, "the spans of {} have no {} in them", args.subject,
                 args.what);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string_view>
@@ -11,6 +12,7 @@
 
 #include "recovery/trace/tracer.h"
 #include "src/base/units.h"
+#include "tools/cli/trace_query.h"
 
 namespace rekindle::cli {
 namespace {
@@ -26,6 +28,8 @@ constexpr double kAtCap = 0.8;
 constexpr double kBounds = 0.5;
 // A rank that took this much longer than the median of the others is slow.
 constexpr double kSlowRank = 1.5;
+// So many operations are named beside the one that is explained.
+constexpr std::size_t kMostOthers = 8;
 
 double in_seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
@@ -264,7 +268,7 @@ class PullExplanation {
         add("slow_rail",
             fmt::format("Of {}, rail {} brought {}; the others brought {} each.",
                         text_of(*source, trace::kSource, "a source"),
-                        text_of(*rail, "rekindle.rail", "?"),
+                        text_of(*rail, trace::kRail, "?"),
                         bytes_text(rail->number("rekindle.bytes")),
                         bytes_text(static_cast<std::int64_t>(usual))),
             "Look at the port and its errors with `rekindle topo` and `rekindle doctor`.");
@@ -273,22 +277,26 @@ class PullExplanation {
   }
 
   void waits() {
-    Nanoseconds queued{};
-    Nanoseconds without{};
-    for (const Span* wait : tree_.below(pull_, "wait")) {
-      (text_of(*wait, "rekindle.wait", "") == "queue" ? queued : without) += wait->duration;
-    }
-    if (queued.count() > 0) {
-      add("wait",
-          fmt::format("It waited {} in the queue, because every source had its number of pullers.",
-                      time_text(queued)),
-          "Keep more copies (--replicas), or raise the coordinator's --max-pullers.");
-    }
-    if (without.count() > 0) {
-      add("wait",
-          fmt::format("It waited {} for a source, because none had the missing bytes.",
-                      time_text(without)),
-          "See in `rekindle status` who holds the version, and keep more copies (--replicas).");
+    struct Reason {
+      std::string_view what, text, advice;
+    };
+    static constexpr Reason kReasons[]{
+        {"queue", "in the queue, because every source had its number of pullers",
+         "Keep more copies (--replicas), or raise the coordinator's --max-pullers."},
+        {"source", "for a source, because none had the missing bytes",
+         "See in `rekindle status` who holds the version, and keep more copies (--replicas)."},
+        {"holders", "for the holders, which had yet to verify their copies", ""},
+        {"host", "for another pull of this host, which fetched the same tables", ""},
+        {"hold", "while a broadcast to the GPUs might bring the bytes", ""},
+    };
+    for (const Reason& reason : kReasons) {
+      Nanoseconds waited{};
+      for (const Span* wait : tree_.below(pull_, "wait")) {
+        if (text_of(*wait, trace::kWait, "") == reason.what) waited += wait->duration;
+      }
+      if (waited.count() == 0) continue;
+      add("wait", fmt::format("It waited {} {}.", time_text(waited), reason.text),
+          std::string(reason.advice));
     }
   }
 
@@ -451,20 +459,49 @@ std::vector<Finding> explain_recovery(const Span& recovery, const Tree& tree) {
   return findings;
 }
 
+// "qwen3@41 on b (6f2c…)": with the word that names it alone, if there is one.
+std::string name_of(const Span& span) {
+  const std::string subject = text_of(span, trace::kSubject, "");
+  std::string name = text_of(span, trace::kVersion, subject.empty() ? "a version" : subject);
+  if (const std::string* const rank = span.text(trace::kRank)) name += " rank " + *rank;
+  name += " on " + span.node;
+  if (!subject.empty() && !name.starts_with(subject)) name += " (" + subject + ")";
+  return name;
+}
+
+// `fitting`: the newest first.
+Finding which_finding(const std::string& operation, const std::vector<const Span*>& fitting) {
+  std::string text =
+      fmt::format("{} operations fit; this is the newest {}, {}. The others:", fitting.size(),
+                  operation, name_of(*fitting[0]));
+  for (std::size_t i = 1; i < std::min(fitting.size(), kMostOthers + 1); ++i) {
+    text += fmt::format("{} {}", i == 1 ? "" : ",", name_of(*fitting[i]));
+  }
+  if (fitting.size() > kMostOthers + 1) {
+    text += fmt::format(" and {} more", fitting.size() - kMostOthers - 1);
+  }
+  return {"which", text + ".", ""};
+}
+
 }  // namespace
 
-std::vector<Finding> explain(const std::string& operation, const std::vector<Span>& spans) {
-  const Span* newest = nullptr;
+std::vector<Finding> explain(const std::string& operation, const std::string& subject,
+                             const std::vector<Span>& spans) {
+  std::vector<const Span*> fitting;
   for (const Span& span : spans) {
-    const std::string* kind = span.text(trace::kOperation);
-    if (kind == nullptr || *kind != operation) continue;
-    if (newest == nullptr || span.end() > newest->end()) newest = &span;
+    if (is_wanted(span, operation, subject)) fitting.push_back(&span);
   }
-  if (newest == nullptr) return {};
+  if (fitting.empty()) return {};
+  std::ranges::stable_sort(fitting, std::greater(), &Span::end);
+  const Span& newest = *fitting.front();
   const Tree tree(spans);
-  if (operation == "pull") return PullExplanation(*newest, tree).make();
-  if (operation == "update") return explain_update(*newest, tree);
-  return explain_recovery(*newest, tree);
+  std::vector<Finding> findings;
+  if (fitting.size() > 1) findings.push_back(which_finding(operation, fitting));
+  auto own = operation == "pull"     ? PullExplanation(newest, tree).make()
+             : operation == "update" ? explain_update(newest, tree)
+                                     : explain_recovery(newest, tree);
+  std::ranges::move(own, std::back_inserter(findings));
+  return findings;
 }
 
 }  // namespace rekindle::cli

@@ -9,16 +9,18 @@ namespace rekindle::cli {
 
 // One thing that an operation's spans show, as a sentence.
 struct Finding {
-  // outcome, phases, sources, slow_source, slow_rail, capped, wait, failure, repeated, bound,
-  // slow_rank.
+  // which, outcome, phases, sources, slow_source, slow_rail, capped, wait, failure, repeated,
+  // bound, slow_rank.
   std::string kind;
   std::string text;
   // What to do about it. "": nothing.
   std::string advice;
 };
 
-// Where the time of a pull, an update or a recovery went, from its spans. The operation is the
-// newest of its kind among them. Empty: the spans have none.
-std::vector<Finding> explain(const std::string& operation, const std::vector<trace::Span>& spans);
+// Where the time of a pull, an update or a recovery went, from its spans. `subject` is that of
+// `rekindle explain`. If several operations fit, it is the newest of them, and the first finding
+// names the others. Empty: the spans have none.
+std::vector<Finding> explain(const std::string& operation, const std::string& subject,
+                             const std::vector<trace::Span>& spans);
 
 }  // namespace rekindle::cli

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "proto/trace.pb.h"
@@ -148,7 +150,55 @@ class ChromeTrace {
   std::map<std::string, int> tracks_;
 };
 
+// A recovery is known to the agent of its host. A pull that the coordinator has not heard of may be
+// known to the agent of this host.
+Result<std::vector<std::string>> addresses_of(const Settings& settings, const TraceWanted& wanted) {
+  const auto socket = agent::agent_socket(settings.store);
+  const std::string local = "unix:" + socket.string();
+  if (!wanted.agent.empty()) return std::vector{wanted.agent};
+  if (wanted.operation == "recovery") return std::vector{local};
+  std::vector<std::string> addresses;
+  if (!settings.coordinator.empty()) addresses.push_back(settings.coordinator);
+  std::error_code ignored;
+  if (wanted.operation != "update" && std::filesystem::exists(socket, ignored)) {
+    addresses.push_back(local);
+  }
+  if (!addresses.empty()) return addresses;
+  return fail(ErrorCode::kInvalid, "give the fleet's --coordinator HOST:PORT");
+}
+
+// The trace of the operation that ended last, among the answers. The error of the first that gave
+// none.
+Result<trace::TraceId> find_newest(const Settings& settings, const TraceWanted& wanted,
+                                   const std::vector<std::string>& addresses) {
+  std::optional<trace::Span> newest;
+  std::optional<Error> problem;
+  const std::string& kind = wanted.operation;
+  for (const std::string& address : addresses) {
+    const auto answer = ask_first(settings, wanted, address);
+    if (!answer) {
+      if (!problem) problem = answer.error();
+      continue;
+    }
+    for (const auto& message : answer->spans()) {
+      TRY(auto span, trace::from_proto(message));
+      if (!kind.empty() && !is_wanted(span, kind, wanted.subject)) continue;
+      if (!newest || span.end() > newest->end()) newest = std::move(span);
+    }
+  }
+  if (newest) return newest->context.trace;
+  if (problem) return fail(std::move(*problem));
+  return fail(ErrorCode::kNotFound, "the spans of {} have no {} in them", wanted.subject,
+              kind.empty() ? "operation" : kind);
+}
+
 }  // namespace
+
+bool is_wanted(const trace::Span& span, const std::string& operation, const std::string& subject) {
+  if (trace::is_operation_on(span, operation, subject)) return true;
+  const std::string* const kind = span.text(trace::kOperation);
+  return kind != nullptr && *kind == operation && subject == span.context.trace.hex();
+}
 
 TraceWanted trace_wanted(const std::string& word) {
   if (is_id(word)) return {.operation = "", .subject = word, .agent = ""};
@@ -159,29 +209,30 @@ TraceWanted trace_wanted(const std::string& word) {
 }
 
 Result<CollectedTrace> collect_trace(const Settings& settings, const TraceWanted& wanted) {
-  const bool at_agent = wanted.operation == "recovery" || !wanted.agent.empty();
-  const std::string local = "unix:" + agent::agent_socket(settings.store).string();
-  std::string address = at_agent ? wanted.agent : settings.coordinator;
-  if (address.empty() && at_agent) address = local;
-  if (address.empty()) {
-    return fail(ErrorCode::kInvalid, "give the fleet's --coordinator HOST:PORT");
-  }
-  TRY(const auto first, ask_first(settings, wanted, address));
-  Merged merged;
-  if (first.spans().empty()) {
-    return fail(ErrorCode::kInternal, "{} answered without a span", address);
-  }
-  TRY_VOID(merged.add(first));
-  CollectedTrace collected;
+  TRY(const auto addresses, addresses_of(settings, wanted));
+  TRY(const auto newest, find_newest(settings, wanted, addresses));
   proto::TraceRequest request;
-  request.set_trace_id(first.spans(0).trace_id());
-  for (const auto& node : first.nodes()) {
-    const auto answer = ask(settings, node.control_endpoint(), request);
-    if (!answer && answer.error().code() == ErrorCode::kNotFound) continue;
+  request.set_trace_id(newest.to_bytes());
+  Merged merged;
+  CollectedTrace collected;
+  std::map<std::string, std::string> nodes;
+  const auto gather = [&](const std::string& name, const std::string& address) {
+    const auto answer = ask(settings, address, request);
+    if (!answer && answer.error().code() == ErrorCode::kNotFound) return;
     const auto added = answer ? merged.add(*answer) : Result<void>(fail(answer.error()));
-    if (!added) collected.silent.push_back(node.node_id() + ": " + added.error().message());
+    if (!added) collected.silent.push_back(name + ": " + added.error().message());
+    if (!answer) return;
+    for (const auto& node : answer->nodes()) nodes[node.node_id()] = node.control_endpoint();
+  };
+  for (const std::string& address : addresses) gather(address, address);
+  if (wanted.operation == "recovery" && !settings.coordinator.empty()) {
+    gather("the coordinator", settings.coordinator);
   }
+  for (const auto& [name, endpoint] : nodes) gather(name, endpoint);
   collected.spans = merged.take();
+  if (collected.spans.empty()) {
+    return fail(ErrorCode::kNotFound, "the spans of trace {} have just gone", newest.hex());
+  }
   return collected;
 }
 

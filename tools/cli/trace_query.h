@@ -19,6 +19,9 @@ struct TraceWanted {
   std::string agent;
 };
 
+// The span is an operation of this kind on this subject, or in the trace of this id.
+bool is_wanted(const trace::Span& span, const std::string& operation, const std::string& subject);
+
 // The operation that a word means: 32 hexadecimal digits, MODEL@VERSION, or else an instance.
 TraceWanted trace_wanted(const std::string& word);
 
@@ -27,7 +30,8 @@ struct CollectedTrace {
   // Processes that did not answer, and why.
   std::vector<std::string> silent;
 };
-// Asks the coordinator, or the agent of a recovery, and then the agents that its spans name.
+// Asks the coordinator and the agent of this host, or the agent of a recovery, and then the agents
+// that the spans name.
 Result<CollectedTrace> collect_trace(const Settings& settings, const TraceWanted& wanted);
 
 // For Perfetto and chrome://tracing: a process for each process, and a track for each source and
