@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/base/median.h"
 #include "src/base/units.h"
 #include "tools/bench/bench_memory.h"
 #include "tools/bench/benchmarks.h"
@@ -102,12 +103,6 @@ class Registering {
   double touching_seconds_ = 0;
   double seconds_ = 0;
 };
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // Of one round to the same round: what disturbed one has disturbed the other. `over` counts each
 // device's bytes.

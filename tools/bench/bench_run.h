@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include "src/base/ids.h"
+#include "src/base/median.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
 #include "tools/bench/bench_memory.h"
@@ -124,11 +125,6 @@ Result<Measured> measure_rows(const Setup& setup, bool integrity);
 Result<Measured> measure_sockets(const Setup& setup, bool integrity);
 // memcpy, one thread per stream.
 Result<Measured> measure_memcpy(const Setup& setup, bool integrity);
-
-inline double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // CPU time of this process and the sources so far.
 double cpu_seconds(const Setup& setup);
