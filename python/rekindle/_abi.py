@@ -43,7 +43,7 @@ class AttachOptions(ctypes.Structure):
                 ("instance", c_char_p), ("generation", c_uint64), ("rank", c_uint32),
                 ("world", c_uint32), ("fallback_dir", c_char_p), ("timeout_ms", c_int64),
                 ("device", c_char_p), ("stream", c_void_p), ("bucket_bytes", c_uint64),
-                ("group", c_char_p), ("staged", c_uint32)]
+                ("group", c_char_p), ("staged", c_uint32), ("traceparent", c_char_p)]
 
 
 class SessionInfo(ctypes.Structure):

@@ -135,5 +135,6 @@ def attach_native(native: Native, request: Request, timeout: float | None) -> No
         fallback_dir=text(request.fallback_dir), group=text(request.group),
         device=text(device.name) if device else None, stream=device.stream if device else None,
         bucket_bytes=request.bucket_bytes, staged=request.staged,
+        traceparent=text(os.environ.get("TRACEPARENT")),
         timeout_ms=max(1, milliseconds(timeout, milliseconds(ATTACH_PATIENCE_S))))
     native.open("rk_attach", "rk_detach", ctypes.byref(options))

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "recovery/trace/span.h"
@@ -59,6 +60,11 @@ class Tracer {
   // A span of this process that ran from `began` to `ended`. Returns its context.
   Context record(std::string name, const Context& parent, TimePoint began, TimePoint ended,
                  std::vector<Attribute> attributes = {}, std::string error = "");
+  // As above, with the context and the parent of `span` (nil: none). For a span that others have
+  // named as their parent already.
+  void record(Span span, TimePoint began, TimePoint ended) {
+    finish(std::move(span), began, ended);
+  }
   // Keeps a span of another process, once.
   void adopt(Span span);
 
@@ -97,6 +103,8 @@ inline constexpr std::string_view kSource = "rekindle.source";
 inline constexpr std::string_view kRail = "rekindle.rail";
 // Says for what a pull waited: see pull::PullTrace.
 inline constexpr std::string_view kWait = "rekindle.wait";
+// Of a recovery whose bytes came with the pull of another one: the trace of that, in hex digits.
+inline constexpr std::string_view kPullTrace = "rekindle.pull_trace";
 // Names a rank of an update: "rank 1 of i on b".
 inline constexpr std::string_view kRank = "rekindle.rank";
 

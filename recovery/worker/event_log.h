@@ -12,12 +12,23 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
+#include "recovery/trace/span.h"
 #include "recovery/worker/core/worker_session.h"
 #include "src/async/task.h"
 #include "src/base/ids.h"
 #include "src/base/numbered_log.h"
 
 namespace rekindle::worker {
+
+// The span of an attach, and what it needs beside the phases.
+struct AttachTrace {
+  trace::Context span;  // invalid: the attach is over
+  trace::SpanId parent;
+  // From the moment when the death of the rank's last worker was seen until the attach.
+  Duration restart{};
+  // Of the pull that brings the bytes, which may have begun for another rank. nil: not known.
+  trace::TraceId pull;
+};
 
 // Something that happened to a worker, to an instance (then without a rank), or to a copy.
 struct Event {
@@ -33,6 +44,7 @@ struct Event {
   std::string rung;  // once known
   std::string why;
   std::optional<std::array<Duration, kPhaseCount>> phases;  // how long each took up to now
+  AttachTrace trace;
 
   std::uint64_t number = 0;  // from 1 on, without gaps
   // For people only: no decision uses it.

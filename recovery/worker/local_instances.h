@@ -43,8 +43,12 @@ class LocalInstances {
     FleetReport fleet;
     // Since when it is unfit without a rank here.
     TimePoint idle_since = TimePoint::max();
-    // By rank: how long it took to see the death of the rank's last worker.
-    std::map<std::uint32_t, Duration> detections;
+    // By rank: how long it took to see the death of the rank's last worker, and when it was seen.
+    struct Detection {
+      Duration took{};
+      TimePoint seen;
+    };
+    std::map<std::uint32_t, Detection> detections;
   };
   // The instance of that name. For "" a new one that has only this session. kInvalid: no valid
   // name. kExhausted: there are too many.

@@ -48,6 +48,7 @@ void note(EventLog& events, const Session& session, std::string kind, std::strin
   if (session.wanted().version != 0) event.version = session.wanted();
   if (session.attach_call == 0) event.rung = std::string(to_string(session.state.rung()));
   event.phases = session.state.phases().at(steady_now());
+  event.trace = session.trace;
   events.add(std::move(event));
 }
 
@@ -104,7 +105,9 @@ async::Task<void> SessionServing::serve(SessionPtr session) {
     served = fail(std::move(id).error());
   } else if (served) {
     session->order.wanted.id = *id;
-    const auto feed = parts_.feeds.get(session->order.wanted, session->order.device);
+    const auto feed =
+        parts_.feeds.get(session->order.wanted, session->order.device, session->trace.span);
+    session->trace.pull = feed->trace().trace;
     if (!session->state.ended()) parts_.rounds.choose(session->id(), *id, feed);
     if (!session->state.ended()) choose_direct(*session, *feed);
     served = co_await follow(session, feed);

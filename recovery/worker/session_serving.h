@@ -69,6 +69,7 @@ struct Session {
   VersionFeed::Files lent;
   std::optional<LoadedCall> loaded_call;
   WorkerLife worker = WorkerLife::kConnected;
+  AttachTrace trace;
 };
 using SessionPtr = std::shared_ptr<Session>;
 

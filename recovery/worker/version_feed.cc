@@ -160,6 +160,7 @@ pull::PullRequest VersionFeed::request() const {
   request.fallback = wanted_.fallback_dir;
   request.transport = wanted_.transport;
   request.devices.assign(devices_.begin(), devices_.end());
+  request.trace = trace_;
   return request;
 }
 
@@ -273,7 +274,8 @@ async::Task<void> VersionFeeds::close(std::chrono::milliseconds deadline) {
   (void)co_await tasks_.close(deadline);
 }
 
-std::shared_ptr<VersionFeed> VersionFeeds::get(const Wanted& wanted, const std::string& device) {
+std::shared_ptr<VersionFeed> VersionFeeds::get(const Wanted& wanted, const std::string& device,
+                                               const trace::Context& attach) {
   const auto found = running_.find(wanted);
   if (found != running_.end() && !found->second->failed()) {
     found->second->read_by(device);
@@ -281,6 +283,7 @@ std::shared_ptr<VersionFeed> VersionFeeds::get(const Wanted& wanted, const std::
   }
   auto feed = std::make_shared<VersionFeed>(host_, recent_, wanted, executor_);
   feed->read_by(device);
+  feed->belongs_to(attach);
   running_[wanted] = feed;
   tasks_.spawn("worker.feed", run(feed));
   return feed;

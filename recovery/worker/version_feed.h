@@ -77,6 +77,9 @@ class VersionFeed {
   // The device of a worker that waits for the feed ("": none). The copy of a pull lies near those
   // that are known when it begins.
   void read_by(std::string device);
+  // The attach for which the feed was begun: its pull belongs to it.
+  void belongs_to(const trace::Context& attach) { trace_ = attach; }
+  const trace::Context& trace() const { return trace_; }
   // Its pull reads straight into GPU memory first. False: it has begun, or other sessions wait for
   // it, too. For several GPUs the bytes come to this host once.
   bool read_directly(std::shared_ptr<pull::DirectReads> reads);
@@ -139,6 +142,7 @@ class VersionFeed {
   std::shared_ptr<pull::Placing> placing_;
   std::optional<KeptParts> kept_parts_;
   Phase phase_ = Phase::kPlan;
+  trace::Context trace_;
   bool from_fallback_ = false;
   std::size_t readers_ = 0;
   bool started_ = false;
@@ -152,7 +156,9 @@ class VersionFeeds {
   VersionFeeds(CopyHost& host, boost::asio::any_io_executor executor);
   async::Task<void> close(std::chrono::milliseconds deadline);
   // `device`: of the worker that asks, as in AttachOrder.
-  std::shared_ptr<VersionFeed> get(const Wanted& wanted, const std::string& device);
+  // `attach`: of its session.
+  std::shared_ptr<VersionFeed> get(const Wanted& wanted, const std::string& device,
+                                   const trace::Context& attach);
 
  private:
   async::Task<void> run(std::shared_ptr<VersionFeed> feed);

@@ -86,8 +86,13 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
   sessions_[id] = session;
   log::info("worker.attach", "session", id, "pid", client->pid(), "instance", session->instance,
             "rank", session->rank(), "model", session->wanted().model);
-  if (const auto seen = entry->detections.extract(session->rank())) {
-    session->state.phases().set(Phase::kDetect, seen.mapped());
+  const trace::Context& parent = session->order.trace;
+  session->trace.span = {parent.valid() ? parent.trace : trace::TraceId::random(),
+                         trace::SpanId::random()};
+  session->trace.parent = parent.span;
+  if (const auto death = entry->detections.extract(session->rank())) {
+    session->state.phases().set(Phase::kDetect, death.mapped().took);
+    session->trace.restart = steady_now() - death.mapped().seen;
   }
   // The version that was asked for belonged to an older generation.
   if (!entry->state.version()) entry->fleet.ask_for(std::nullopt);
@@ -274,7 +279,7 @@ void WorkerSessions::client_gone(const ClientPtr& client, const Departure& depar
     // The first phase of the session that takes the rank's place.
     auto* const entry = parts_.instances.find(session->instance);
     if (entry != nullptr && departure.unseen) {
-      entry->detections[session->rank()] = *departure.unseen;
+      entry->detections[session->rank()] = {*departure.unseen, steady_now()};
     }
   }
   for (const auto& session : ended) {
@@ -374,6 +379,7 @@ void WorkerSessions::apply(LocalInstances::Entry& entry, const Instance::Change&
     session->state.commit(now);
     parts_.rounds.commit(id);
     note(parts_.events, *session, "committed");
+    session->trace.span = {};
     log::info("worker.committed", "session", id, "pid", session->client->pid(), "instance",
               session->instance, "rank", session->rank(), "version",
               session->state.version().to_string());

@@ -5,8 +5,8 @@
 
 namespace rekindle::worker {
 
-// Leaves the spans of an attach that has been committed: the recovery of the rank, and its phases
-// one after the other. Other events leave none.
+// Leaves the spans of a committed or failed attach: the recovery of the rank, and its phases one
+// after the other, with "restart" behind "detect". Other events leave none.
 void record_recovery(trace::Tracer& tracer, const Event& event, TimePoint now);
 
 }  // namespace rekindle::worker

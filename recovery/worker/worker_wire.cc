@@ -119,6 +119,7 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
   order.device = request.device();
   order.group = request.group();
   order.staged = request.staged();
+  order.trace = trace::Context::parse(request.traceparent()).value_or(order.trace);
   order.bucket_bytes = request.bucket_bytes();
   if (order.bucket_bytes > bucket::kLargestBucket) {
     return fail(ErrorCode::kInvalid, "buckets of {}: {} are the most",

@@ -33,6 +33,8 @@ struct AttachOrder {
   std::string group;                     // whose rounds it takes part in; "": none
   // It takes its rank when it begins to switch.
   bool staged = false;
+  // The parent of its recovery. Invalid: none.
+  trace::Context trace;
 };
 struct UpdateOrder {
   ModelVersion id;

@@ -73,7 +73,8 @@ constexpr auto fields_of(const AttachRequest*) {
                 field(7, &Attach::instance), field(8, &Attach::generation), field(9, &Attach::rank),
                 field(10, &Attach::world), field(11, &Attach::fallback_dir),
                 field(13, &Attach::device), field(14, &Attach::bucket_bytes),
-                field(15, &Attach::group), field(16, &Attach::staged));
+                field(15, &Attach::group), field(16, &Attach::staged),
+                field(17, &Attach::traceparent));
 }
 constexpr auto fields_of(const PhaseTime*) {
   return fields(field(1, &PhaseTime::name), field(2, &PhaseTime::elapsed_us));

@@ -49,6 +49,8 @@ struct AttachRequest {
   std::string group;
   // It takes its rank of the instance with a BeginSwitchRequest.
   bool staged = false;
+  // The W3C trace context that the attach belongs to; "": none.
+  std::string traceparent;
 };
 // A phase of an update, and how long it took.
 struct PhaseTime {

@@ -103,6 +103,14 @@ Result<WantedBox> box_of(const rk_box& box) {
   return out;
 }
 
+// A trace context is ASCII. An agent would refuse a frame with text in another encoding.
+std::string traceparent_of(const rk_attach_options& options) {
+  constexpr std::size_t kLongest = 512;
+  std::string found = text(options.traceparent);
+  const bool ascii = std::ranges::all_of(found, [](char c) { return c > ' ' && c <= '~'; });
+  return ascii && found.size() <= kLongest ? found : std::string();
+}
+
 Result<AttachRequest> attach_request_of(const rk_attach_options& options) {
   if (options.model == nullptr) return fail(ErrorCode::kInvalid, "attach without a model");
   TRY(ModelRef model, ModelRef::parse(options.model));
@@ -119,6 +127,7 @@ Result<AttachRequest> attach_request_of(const rk_attach_options& options) {
   request.fallback_dir = text(options.fallback_dir);
   request.group = text(options.group);
   request.staged = options.staged != 0;
+  request.traceparent = traceparent_of(options);
   if (request.rank >= request.world) {
     return fail(ErrorCode::kInvalid, "rank {} of {}: ranks count from 0", request.rank,
                 request.world);

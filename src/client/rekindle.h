@@ -149,6 +149,9 @@ typedef struct rk_attach_options {
   /* 1: the version is taken beside the one that serves. The session has no rank of the instance
    * before rk_begin_switch(), so the instance stays ready with the version that it has. */
   uint32_t staged;
+  /* The W3C trace context that the attach belongs to: $TRACEPARENT, which `rekindle run` sets. NULL
+   * or unreadable: the attach is a trace of its own. */
+  const char* traceparent;
 } rk_attach_options;
 
 RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,

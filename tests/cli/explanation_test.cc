@@ -288,6 +288,58 @@ TEST(ExplainRecovery, NamesThePhaseThatTookLongest) {
   EXPECT_TRUE(spans.explained("pull").empty());
 }
 
+class ExplainOneRecovery : public ::testing::Test {
+ protected:
+  ExplainOneRecovery() {
+    Span& top = spans_.add("recovery", 0ms, 1000ms);
+    top.attributes = {{std::string(trace::kOperation), std::string("recovery")},
+                      {std::string(trace::kSubject), std::string("chat")},
+                      {std::string(trace::kVersion), std::string("m@1")},
+                      {std::string(trace::kRank), std::string("0")},
+                      {"rekindle.rung", std::string("peers")}};
+    recovery_ = &top;
+  }
+  std::string said() const {
+    std::string text;
+    for (const Finding& finding : spans_.explained("recovery")) {
+      text += fmt::format("{}: {} {}\n", finding.kind, finding.text, finding.advice);
+    }
+    return text;
+  }
+  void expect_in(const std::string& part) const {
+    EXPECT_NE(said().find(part), std::string::npos) << said();
+  }
+  Spans spans_;
+  Span* recovery_ = nullptr;
+};
+
+TEST_F(ExplainOneRecovery, SaysWhyItFailed) {
+  recovery_->error = "NO_SOURCE";
+  expect_in("outcome: Rank 0 of chat did not get m@1, after 1.00 s: NO_SOURCE.");
+}
+
+TEST_F(ExplainOneRecovery, NamesItsPullWhichIsNoPhase) {
+  spans_.add("wire", 0ms, 600ms, recovery_);
+  spans_.add("pull", 0ms, 900ms, recovery_).attributes = {
+      {std::string(trace::kOperation), std::string("pull")},
+      {std::string(trace::kVersion), std::string("m@1")},
+      {std::string(trace::kSubject), std::string("6f2c")}};
+  expect_in("pull: The pull of m@1 to b took 900.0 ms");
+  expect_in("`rekindle explain pull 6f2c`");
+  expect_in("phases: The time went to wire 600.0 ms (60 %).");
+}
+
+TEST_F(ExplainOneRecovery, NamesThePullOfAnotherRankThatBroughtItsBytes) {
+  recovery_->attributes.push_back({std::string(trace::kPullTrace), std::string("abcd")});
+  expect_in("pull: Its bytes came with the pull of another rank.");
+  expect_in("`rekindle explain pull abcd`");
+}
+
+TEST_F(ExplainOneRecovery, SaysThatTheWorkerStartedSlowly) {
+  spans_.add("restart", 0ms, 900ms, recovery_);
+  expect_in("bound: The phase restart bounded the recovery. Its process ended late");
+}
+
 TEST(ChromeTrace, HasTracksOnWhichSpansOnlyFollowOrContainEachOther) {
   Spans spans;
   const Span pull = spans.add("pull", 0ms, 1000ms);

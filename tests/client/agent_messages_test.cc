@@ -49,7 +49,8 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
                         .fallback_dir = "/f",
                         .device = "GPU-6f2c",
                         .bucket_bytes = std::uint64_t{1} << 40,
-                        .group = "chat"};
+                        .group = "chat",
+                        .traceparent = "00-4b"};
   auto attach = parsed({2, 3, 4000}, request);
   EXPECT_EQ(attach.session(), 3u);
   EXPECT_EQ(attach.deadline_ms(), 4000u);
@@ -70,6 +71,7 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
   EXPECT_EQ(attach.attach().device(), "GPU-6f2c");
   EXPECT_EQ(attach.attach().bucket_bytes(), std::uint64_t{1} << 40);
   EXPECT_EQ(attach.attach().group(), "chat");
+  EXPECT_EQ(attach.attach().traceparent(), "00-4b");
   request.latest = false;
   request.version = 9;
   attach = parsed({2, 3, 4000}, request);

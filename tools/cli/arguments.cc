@@ -105,15 +105,17 @@ std::filesystem::path default_state_directory() {
   return std::filesystem::path(home.empty() ? "/tmp" : home) / ".local/state/rekindle/coordinator";
 }
 
+trace::Context outer_trace() {
+  const char* const text = std::getenv("TRACEPARENT");
+  return text == nullptr ? trace::Context()
+                         : trace::Context::parse(text).value_or(trace::Context());
+}
+
 Result<CommandSpan> begin_span(const std::string& name, const std::string& otlp) {
   CommandSpan begun;
   const std::string node = fmt::format("{}-{}", agent::default_node_id(), ::getpid());
   TRY(begun.tracing, rpc::Tracing::create("command", node, otlp));
-  trace::Context parent;
-  if (const char* const text = std::getenv("TRACEPARENT")) {
-    parent = trace::Context::parse(text).value_or(parent);
-  }
-  begun.span = trace::RunningSpan(&begun.tracing->tracer, name, parent);
+  begun.span = trace::RunningSpan(&begun.tracing->tracer, name, outer_trace());
   return begun;
 }
 

@@ -37,8 +37,10 @@ struct CommandSpan {
   std::unique_ptr<rpc::Tracing> tracing;
   trace::RunningSpan span;
 };
-// `otlp`: of --otlp. TRACEPARENT in the environment names the parent, as for other commands that
-// leave spans. Anything but a W3C trace context is ignored.
+// The parent that TRACEPARENT in the environment names. Anything but a W3C trace context is
+// ignored.
+trace::Context outer_trace();
+// `otlp`: of --otlp. Its parent is outer_trace().
 Result<CommandSpan> begin_span(const std::string& name, const std::string& otlp);
 
 agent::LocalAgentOptions local_agent_options(const Settings& settings);

@@ -66,6 +66,7 @@ Result<SupervisorOptions> to_options(const Settings& settings, const RunArgs& ar
     return fail(ErrorCode::kInvalid, "--crash-loop: 0 (never) or a number of failures");
   }
   options.restart.crash_loop = args.crash_loop;
+  options.trace = outer_trace();
   options.quiet = settings.quiet;
   options.command = args.command;
   std::error_code error;
@@ -164,10 +165,11 @@ void add_run(Command& app, Session& session) {
       "Run a worker and start it again when it fails: `rekindle run --model qwen3 -- CMD ARGS`.\n"
       "The worker reads its place from REKINDLE_STORE, _MODEL, _SHARD, _INSTANCE, _RANK, _WORLD "
       "and\n"
-      "_GENERATION; REKINDLE_FAILURES counts its failures in a row. Signals are passed on; the "
-      "worker\n"
-      "does not outlive this command. Exit code 0 of the worker ends the command; 8 means a crash\n"
-      "loop. A worker that fails while the agent is down starts again when the agent is back.");
+      "_GENERATION; REKINDLE_FAILURES counts its failures in a row, and TRACEPARENT names a\n"
+      "trace for each start. Signals are passed on; the worker does not outlive this command. "
+      "Exit\n"
+      "code 0 of the worker ends the command; 8 means a crash loop. A worker that fails while the\n"
+      "agent is down starts again when the agent is back.");
   auto args = std::make_shared<RunArgs>();
   sub.option("--model", args->model, "Model that the worker serves")
       .required()

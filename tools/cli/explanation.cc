@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "recovery/trace/tracer.h"
+#include "src/base/median.h"
 #include "src/base/units.h"
 #include "tools/cli/trace_query.h"
 
@@ -44,13 +45,6 @@ std::string bytes_text(std::int64_t bytes) {
 
 double share(Nanoseconds part, Nanoseconds whole) {
   return whole.count() <= 0 ? 0 : in_seconds(part) / in_seconds(whole);
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::ranges::sort(values);
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 std::string text_of(const Span& span, std::string_view key, const std::string& otherwise) {
@@ -151,6 +145,22 @@ std::vector<SourceWork> sources_of(const std::vector<const Span*>& spans) {
   return list;
 }
 
+std::string pull_outcome(const Span& pull) {
+  const std::string what =
+      fmt::format("The pull of {} to {}", text_of(pull, trace::kVersion, "a version"), pull.node);
+  const std::string took = time_text(pull.duration);
+  if (!pull.error.empty()) return fmt::format("{} failed after {}: {}", what, took, pull.error);
+  const std::int64_t fetched = pull.number("rekindle.fetched_bytes");
+  std::string text =
+      fmt::format("{} took {}: {}", what, took, bytes_text(pull.number("rekindle.bytes")));
+  const double s = in_seconds(pull.duration);
+  if (s > 0) {
+    text += fmt::format(", of which {} were fetched ({})", bytes_text(fetched),
+                        format_rate(static_cast<double>(fetched) / s));
+  }
+  return text + ".";
+}
+
 class PullExplanation {
  public:
   PullExplanation(const Span& pull, const Tree& tree)
@@ -160,7 +170,7 @@ class PullExplanation {
         sources_(sources_of(tree.below(pull, "source"))) {}
 
   std::vector<Finding> make() {
-    outcome();
+    add("outcome", pull_outcome(pull_));
     if (!phases_.empty()) findings_.push_back(phases_finding(phases_, pull_.duration));
     sources();
     slow_sources();
@@ -183,24 +193,6 @@ class PullExplanation {
   }
   void add(std::string kind, std::string text, std::string advice = "") {
     findings_.push_back({std::move(kind), std::move(text), std::move(advice)});
-  }
-
-  void outcome() {
-    const std::string what = fmt::format("The pull of {} to {}",
-                                         text_of(pull_, trace::kVersion, "a version"), pull_.node);
-    if (!pull_.error.empty()) {
-      return add("outcome", fmt::format("{} failed after {}: {}", what, time_text(pull_.duration),
-                                        pull_.error));
-    }
-    const std::int64_t fetched = pull_.number("rekindle.fetched_bytes");
-    std::string text = fmt::format("{} took {}: {}", what, time_text(pull_.duration),
-                                   bytes_text(pull_.number("rekindle.bytes")));
-    const double s = in_seconds(pull_.duration);
-    if (s > 0) {
-      text += fmt::format(", of which {} were fetched ({})", bytes_text(fetched),
-                          format_rate(static_cast<double>(fetched) / s));
-    }
-    add("outcome", text + ".");
   }
 
   void sources() {
@@ -428,23 +420,47 @@ std::vector<Finding> explain_update(const Span& update, const Tree& tree) {
   return findings;
 }
 
+Finding recovery_outcome(const Span& recovery) {
+  const std::string what = fmt::format("Rank {} of {}", text_of(recovery, trace::kRank, "0"),
+                                       text_of(recovery, trace::kSubject, "?"));
+  const std::string version = text_of(recovery, trace::kVersion, "its version");
+  const std::string took = time_text(recovery.duration);
+  if (!recovery.error.empty()) {
+    return {"outcome",
+            fmt::format("{} did not get {}, after {}: {}.", what, version, took, recovery.error),
+            ""};
+  }
+  return {"outcome",
+          fmt::format("{} was served {} again in {}, from {}.", what, version, took,
+                      text_of(recovery, "rekindle.rung", "this host")),
+          ""};
+}
+
 std::vector<Finding> explain_recovery(const Span& recovery, const Tree& tree) {
   std::vector<const Span*> phases;
-  for (const Span* child : tree.children(recovery)) phases.push_back(child);
-  std::vector<Finding> findings;
-  findings.push_back(
-      {"outcome",
-       fmt::format("Rank {} of {} was served {} again in {}, from {}.",
-                   text_of(recovery, trace::kRank, "0"), text_of(recovery, trace::kSubject, "?"),
-                   text_of(recovery, trace::kVersion, "its version"), time_text(recovery.duration),
-                   text_of(recovery, "rekindle.rung", "this host")),
-       ""});
+  std::vector<Finding> findings{recovery_outcome(recovery)};
+  for (const Span* child : tree.children(recovery)) {
+    if (child->name != "pull") {
+      phases.push_back(child);
+      continue;
+    }
+    const std::string subject = text_of(*child, trace::kSubject, child->context.trace.hex());
+    findings.push_back({"pull", pull_outcome(*child),
+                        fmt::format("More of it: `rekindle explain pull {}`.", subject)});
+  }
+  if (const std::string* const other = recovery.text(trace::kPullTrace)) {
+    findings.push_back({"pull", "Its bytes came with the pull of another rank.",
+                        fmt::format("More of it: `rekindle explain pull {}`.", *other)});
+  }
   const auto times = phases_of(phases);
   if (times.empty()) return findings;
   findings.push_back(phases_finding(times, recovery.duration));
   if (share(times[0].took, recovery.duration) < kBounds) return findings;
   static const std::map<std::string_view, std::string_view> kAdvice{
       {"detect", "A core dump delays the death of a process: see docs/reference/failures.md."},
+      {"restart",
+       "Its process ended late, or started slowly: its own start, and the pauses of "
+       "`rekindle run`."},
       {"plan", "The version had to be chosen or planned: see `rekindle status`."},
       {"register", "Hold registered memory ready with --reserve."},
       {"wire",

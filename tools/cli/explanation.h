@@ -9,7 +9,7 @@ namespace rekindle::cli {
 
 // One thing that an operation's spans show, as a sentence.
 struct Finding {
-  // which, outcome, phases, sources, slow_source, slow_rail, capped, wait, failure, repeated,
+  // which, outcome, pull, phases, sources, slow_source, slow_rail, capped, wait, failure, repeated,
   // bound, slow_rank.
   std::string kind;
   std::string text;

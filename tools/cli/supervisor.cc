@@ -56,6 +56,12 @@ int exit_code_of(int status) {
   return WIFSIGNALED(status) ? kExitSignal + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+// The value of TRACEPARENT for one life of the command.
+std::string traceparent_below(const trace::Context& outer) {
+  const trace::TraceId id = outer.valid() ? outer.trace : trace::TraceId::random();
+  return fmt::format("00-{}-{}-01", id.hex(), trace::SpanId::random().hex());
+}
+
 // The environment of this process as NAME=VALUE, with `more` added.
 std::vector<std::string> environment_with(
     const std::vector<std::pair<std::string, std::string>>& more) {
@@ -111,6 +117,7 @@ Result<pid_t> Supervisor::start(int failures) {
   auto words = options_.command;
   auto extra = options_.environment;
   extra.emplace_back("REKINDLE_FAILURES", fmt::format("{}", failures));
+  extra.emplace_back("TRACEPARENT", traceparent_below(options_.trace));
   auto settings = environment_with(extra);
   const auto argv = pointers(words);
   const auto environment = pointers(settings);

@@ -8,6 +8,7 @@
 
 #include <sys/types.h>
 
+#include "recovery/trace/span.h"
 #include "recovery/worker/core/restart_policy.h"
 #include "src/base/result.h"
 
@@ -20,6 +21,8 @@ struct SupervisorOptions {
   // Of the agent that the worker attaches to.
   std::string agent_socket;
   worker::RestartOptions restart;
+  // The parent of the command's lives. Invalid: each life begins a trace.
+  trace::Context trace;
   // Kills a worker this long after it was told to stop.
   std::chrono::milliseconds kill_after{60'000};
   bool quiet = false;
