@@ -29,6 +29,7 @@ class AgentJoint final : public joint::JointAgent {
   store::SegmentStore& store() override { return parts_.store; }
   WorkerPool& blocking_pool() override { return parts_.blocking_pool; }
   WorkerPool& digest_pool() override { return parts_.digest_pool; }
+  trace::Tracer* tracer() const override { return publisher_.tracer(); }
   async::Task<Result<proto::JointRoster>> report_ranks(proto::JointReport report) override;
   async::Task<Result<void>> claim(std::shared_ptr<const Checkpoint> checkpoint,
                                   std::vector<Digest> layouts) override;

@@ -38,6 +38,7 @@ class Publisher {
   // They outlive this.
   void count_in(PublishMetrics* metrics) { metrics_ = metrics; }
   void trace_in(trace::Tracer* tracer) { tracer_ = tracer; }
+  trace::Tracer* tracer() const { return tracer_; }
   async::Task<Result<TransferSummary>> publish(PublishRequest request, OnProgress progress);
   // Publishes segments that a worker has filled.
   async::Task<Result<TransferSummary>> publish_filled(ModelVersion id,

@@ -19,17 +19,20 @@ namespace rekindle::coordinator {
 class JointService {
  public:
   JointService(boost::asio::any_io_executor executor, Core& core,
-               std::function<Result<void>()> may_answer);
+               std::function<Result<void>()> may_answer, trace::Tracer* tracer = nullptr);
   void attach(rpc::RpcServer& server);
   // Time has passed in the core: calls that wait for a roster look again.
   void wake_waiters();
 
  private:
   async::Task<Result<std::string>> report(rpc::Peer peer, std::string body);
+  // Leaves a span by which the publication and its agents are found.
+  void record(const ModelVersion& id, const JointRoster& roster) const;
 
   Core& core_;
   const AnswerGate gate_;
   async::Notifier changed_;
+  trace::Tracer* const tracer_;
   std::uint64_t seen_revision_ = 0;
 };
 

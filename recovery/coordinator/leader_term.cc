@@ -172,7 +172,7 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
                       options.may_answer,
                       options.tracer}},
                     {executor, core, options.may_answer, options.tracer},
-                    {executor, core, options.may_answer}};
+                    {executor, core, options.may_answer, options.tracer}};
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
   if (options.tracer != nullptr) server->trace_calls(*options.tracer);
   services.attach(*server);

@@ -6,6 +6,7 @@
 
 #include "proto/coordinator.pb.h"
 #include "recovery/rpc/rpc.h"
+#include "recovery/trace/tracer.h"
 #include "src/async/task.h"
 #include "src/base/digest.h"
 #include "src/base/worker_pool.h"
@@ -23,6 +24,8 @@ class JointAgent {
   virtual store::SegmentStore& store() = 0;
   virtual WorkerPool& blocking_pool() = 0;
   virtual WorkerPool& digest_pool() = 0;
+  // nullptr: no spans are left.
+  virtual trace::Tracer* tracer() const { return nullptr; }
 
   // Reports the ranks of this agent, and returns the roster: the coordinator's, or, without one,
   // that of this agent alone. kUnavailable, kPeerLost, kTimeout: ask again. Other errors are final.

@@ -42,6 +42,7 @@ JointShare::JointShare(boost::asio::any_io_executor executor, JointAgent& agent,
       ranks_(id_, world),
       reports_(agent_, ranks_, course_),
       lead_(roster_, course_),
+      trace_(agent_.tracer()),
       tasks_(std::move(executor)) {}
 
 void JointShare::spawn(std::string_view name, Task<void> task) {
@@ -66,6 +67,7 @@ Task<Result<RankPlaces>> JointShare::declare(std::uint32_t world, Declaration de
                                              std::uint64_t owner, TimePoint give_up) {
   const std::uint32_t rank = declaration.rank;
   CO_TRY_VOID(ranks_.declare(world, std::move(declaration), owner));
+  trace_.enter_phase(rank, "roster");
   course_.notify();
   const auto settled = [this, rank, owner] {
     return plan_ != nullptr || !ranks_.owns(rank, owner);
@@ -84,6 +86,7 @@ Task<Result<RankPlaces>> JointShare::declare(std::uint32_t world, Declaration de
     co_return fail(ErrorCode::kDenied, "{}: rank {} takes part on another host", id_.to_string(),
                    rank);
   }
+  trace_.enter_phase(rank, "write");
   co_return RankPlaces{plan_->tensors(), *packed};
 }
 
@@ -91,6 +94,7 @@ Task<Result<Digest>> JointShare::commit(std::uint32_t rank, std::uint64_t owner,
                                         store::FilledSegments filled, std::shared_ptr<void> files,
                                         TimePoint give_up) {
   CO_TRY_VOID(ranks_.fill(rank, owner, std::move(filled)));
+  trace_.enter_phase(rank, "commit");
   copy_->keep(std::move(files));
   course_.notify();
   const auto complete = [this] { return course_.root().has_value(); };
@@ -104,6 +108,7 @@ Task<Result<Digest>> JointShare::commit(std::uint32_t rank, std::uint64_t owner,
 }
 
 void JointShare::leave(std::uint32_t rank, std::uint64_t owner) {
+  if (ranks_.owns(rank, owner)) trace_.end_phase(rank);
   ranks_.leave(rank, owner);
   course_.notify();
 }
@@ -155,6 +160,7 @@ Task<void> JointShare::run() {
   } catch (const std::exception& thrown) {
     done = fail(ErrorCode::kInternal, "{}: {}", id_.to_string(), thrown.what());
   }
+  trace_.end(roster_, done);
   if (!done) end(std::move(done).error());
   // Before the files go, which takes seconds: the ranks may begin anew at once.
   co_await say_goodbye();
@@ -200,7 +206,9 @@ Task<void> JointShare::keep_time() {
 
 Task<Result<void>> JointShare::take_steps() {
   CO_TRY_VOID(agent_.check_not_retiring(id_));
+  trace_.enter_phase("roster");
   CO_TRY_VOID(co_await gather());
+  trace_.enter_phase("plan");
   log::info("joint.roster", "version", id_.to_string(), "hosts", roster_.hosts.size(), "ranks",
             ranks_.world(), "lead", roster_.lead().name());
   spawn("joint.watch", lead_.watch());
@@ -211,10 +219,15 @@ Task<Result<void>> JointShare::take_steps() {
   CO_TRY_VOID(co_await lead_.reach(proto::JOINT_WRITING));
   CO_TRY_VOID(co_await make_plan());
   const auto filled = [this] { return ranks_.unfilled(roster_.ranks()).empty(); };
+  trace_.enter_phase("write");
   CO_TRY_VOID(co_await course_.wait_for(filled));
+  trace_.enter_phase("digest");
   CO_TRY_VOID(co_await send_leaves());
+  trace_.enter_phase("claim");
   CO_TRY_VOID(co_await lead_.reach(proto::JOINT_COMMITTING));
+  trace_.enter_phase("commit");
   CO_TRY_VOID(co_await commit_copy());
+  trace_.enter_phase("confirm");
   CO_TRY_VOID(co_await lead_.confirm());
   CO_TRY_VOID(co_await lead_.reach(proto::JOINT_COMPLETE));
   course_.complete(lead_.root());
@@ -301,6 +314,7 @@ Task<Result<void>> JointShare::send_leaves() {
     CO_TRY_VOID(co_await shared_->send(*part));
   }
   // Other hosts may still send pieces of the tiles that this one finishes.
+  trace_.enter_phase("finish");
   CO_TRY_VOID(co_await course_.wait_for([this] { return shared_finished_; }));
   std::optional<Digest> layout;
   if (part != nullptr) layout = part->layout().digest();

@@ -12,6 +12,7 @@
 #include "recovery/joint/host_copy.h"
 #include "recovery/joint/joint_agent.h"
 #include "recovery/joint/joint_roster.h"
+#include "recovery/joint/joint_trace.h"
 #include "recovery/joint/lead_desk.h"
 #include "recovery/joint/lead_link.h"
 #include "recovery/joint/local_ranks.h"
@@ -89,6 +90,7 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
   std::unique_ptr<HostCopy> copy_;
   std::unique_ptr<SharedTiles> shared_;
   bool shared_finished_ = false;
+  JointTrace trace_;
   async::TaskGroup tasks_;
 };
 

@@ -9,6 +9,9 @@
 #include <string_view>
 #include <utility>
 
+#include <fmt/format.h>
+
+#include "src/base/blake3.h"
 #include "src/base/text.h"
 
 namespace rekindle::trace {
@@ -73,6 +76,12 @@ std::vector<Ranked> ranked_below(const std::vector<Span>& all, const Context& to
 }
 
 }  // namespace
+
+Context publication_context(const ModelVersion& id, std::uint64_t roster, const Incarnation& lead) {
+  const std::string what = fmt::format("{} {} {}", id.to_string(), roster, lead.hex());
+  const std::string bytes = blake3(as_bytes(what)).to_bytes();
+  return Context::from_bytes(std::string_view(bytes).substr(0, 24)).value_or(Context());
+}
 
 std::vector<Span> most_telling(const std::vector<Span>& all, const Context& top, std::size_t most) {
   auto ranked = ranked_below(all, top);

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "proto/trace.pb.h"
 #include "recovery/trace/tracer.h"
+#include "src/base/ids.h"
 #include "src/base/result.h"
 
 // Spans in messages. Long text is cut; ids of a wrong length are an error.
@@ -12,6 +14,9 @@ namespace rekindle::trace {
 
 // What a puller may send when it closes its pull.
 inline constexpr std::size_t kMostPullSpans = 64;
+
+// The span of a joint publication. Whoever knows the roster knows it: no message carries it.
+Context publication_context(const ModelVersion& id, std::uint64_t roster, const Incarnation& lead);
 
 // The spans of `all` at and below `top`, at most `most`, each with its parent. If there are more,
 // the phases come first, and then the longest spans of each source and rail.

@@ -2,13 +2,15 @@
 import http.server
 import json
 import os
+import signal
 import subprocess
+import sys
 import threading
 
 import numpy
 import pytest
 import safetensors.numpy
-from conftest import BINARY, PATIENCE_S, Rekindle, eventually
+from conftest import BINARY, PATIENCE_S, Rekindle, eventually, run_python
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
@@ -230,6 +232,91 @@ def test_explain_says_that_a_pull_waited_in_the_queue_before_it_knew_the_checkpo
         assert " in the queue, " in wait
     finally:
         busy.close()
+
+
+WORKER = """
+import os, sys, time, rekindle
+with open(sys.argv[1], "a") as lives:
+    print(os.environ["TRACEPARENT"], os.getpid(), file=lives)
+with rekindle.attach() as session:
+    for _ in session.entries():
+        pass
+    session.commit(timeout=60)
+    time.sleep(600)
+"""
+
+
+def test_the_recoveries_of_a_worker_and_their_pull_are_one_trace(fleet):
+    fleet.publish("recovered@1", fleet.directory / "model.safetensors")
+    lives = fleet.directory / "lives"
+    command = [BINARY, "run", "--model", "recovered@1", "--instance", "chat", "--store", fleet.store("b"), "--",
+               sys.executable, "-c", WORKER, lives]
+    environment = {**fleet.environment, "TRACEPARENT": f"00-{'8' * 32}-{CALLER}-01"}
+    environment["REKINDLE_LIBRARY"] = os.environ["REKINDLE_LIBRARY"]
+
+    def recoveries(count):
+        done = subprocess.run([BINARY, "trace", "8" * 32, "--agent", f"unix:{fleet.store('b')}/agent/agent.sock"],
+                              capture_output=True, text=True, timeout=PATIENCE_S, env=fleet.environment)
+        spans = [event for event in json.loads(done.stdout)["traceEvents"] if event["ph"] == "X"] if done.stdout else []
+        found = sorted((span for span in spans if span["name"] == "recovery"), key=lambda span: span["ts"])
+        return len(found) == count and (found, spans)
+
+    with subprocess.Popen(command, env=environment) as supervisor:
+        try:
+            (first,), spans = eventually(lambda: recoveries(1))
+            pull, = (span for span in spans if span["name"] == "pull")
+            assert pull["args"]["parent"] == first["args"]["span"]
+            os.kill(int(lives.read_text().split()[-1]), signal.SIGKILL)
+            (_, second), spans = eventually(lambda: recoveries(2))
+        finally:
+            supervisor.terminate()
+            supervisor.wait(PATIENCE_S)
+    contexts = [line.split()[0].split("-") for line in lives.read_text().splitlines()]
+    assert [context[1] for context in contexts] == ["8" * 32] * 2
+    assert [span["args"]["parent"] for span in (first, second)] == [context[2] for context in contexts]
+    assert len({context[2] for context in contexts} | {CALLER}) == 3
+    phases = {span["name"] for span in spans if span["args"].get("parent") == second["args"]["span"]}
+    assert {"detect", "restart", "plan", "install"} <= phases and "pull" not in phases
+    findings = fleet.run("explain", "recovery", "chat", "--store", fleet.store("b"))["findings"]
+    assert findings[0]["kind"] == "which" and findings[1]["text"].startswith("Rank 0 of chat was served recovered@1 again")
+
+
+def test_a_recovery_that_failed_is_explained_with_its_pull(fleet):
+    code = "import rekindle\nrekindle.attach('nothing@1', instance='lost', timeout=20)"
+    run_python(code, check=False, REKINDLE_STORE=str(fleet.store("b")), TRACEPARENT="no trace context \udcff")
+    findings = fleet.run("explain", "recovery", "lost", "--store", fleet.store("b"))["findings"]
+    assert findings[0]["text"].startswith("Rank 0 of lost did not get nothing@1, after ")
+    pull, = (finding["text"] for finding in findings if finding["kind"] == "pull")
+    assert pull.startswith("The pull of nothing@1 to b failed after ")
+
+
+def test_a_joint_publication_is_one_trace_over_its_agents(fleet):
+    code = """
+import sys, numpy, rekindle
+rank = int(sys.argv[1])
+with rekindle.publisher("joint@1", rank=rank, world=2, agent=sys.argv[2]) as publication:
+    publication.add("w", numpy.full((1000, 1000), rank, numpy.float32), shape=(2000, 1000), offset=(1000 * rank, 0))
+    publication.commit(60)
+"""
+    ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank), fleet.store(name)])
+             for rank, name in enumerate("ab")]
+    assert [rank.wait(PATIENCE_S) for rank in ranks] == [0, 0]
+
+    def spans():
+        events = fleet.run("trace", "joint@1", "--coordinator", fleet.coordinator)["traceEvents"]
+        processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+        found = [(processes[event["pid"]], event) for event in events if event["ph"] == "X"]
+        return sum(event["name"] == "rank" for _, event in found) == 2 and found
+
+    found = eventually(spans)
+    top, = (event["args"]["span"] for process, event in found if event["name"] == "publication")
+    for name in ("agent a", "agent b"):
+        own = {event["name"]: event["args"] for process, event in found if process == name}
+        assert own["share"]["parent"] == top and own["rank"]["parent"] == top
+        for part, phases in (("share", {"roster", "plan", "write", "digest", "finish", "claim", "commit", "confirm"}),
+                             ("rank", {"roster", "write", "commit"})):
+            assert {event["name"] for process, event in found if event["args"].get("parent") == own[part]["span"]} == phases
+    assert {process for process, _ in found} == {"agent a", "agent b", "coordinator coordinator"}
 
 
 def test_a_node_that_does_not_answer_is_named_and_the_rest_is_printed(fleet):

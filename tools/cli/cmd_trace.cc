@@ -35,7 +35,14 @@ Result<CollectedTrace> collect(const Session& session, TraceWanted wanted,
 }
 
 Result<int> show_trace(const Session& session, const TraceArgs& args) {
-  TRY(const auto collected, collect(session, trace_wanted(args.what), args.agent));
+  const TraceWanted wanted = trace_wanted(args.what);
+  auto found = collect(session, wanted, args.agent);
+  const bool none = !found && found.error().code() == ErrorCode::kNotFound;
+  if (none && wanted.operation == "update") {
+    found =
+        collect(session, {.operation = "publish", .subject = args.what, .agent = ""}, args.agent);
+  }
+  TRY(const auto collected, std::move(found));
   print_line(to_chrome_trace(collected.spans));
   return kExitOk;
 }
@@ -77,7 +84,8 @@ void add_trace(Command& app, Session& session) {
       "took part; those that do not answer are named on stderr. The newest operations are kept.");
   auto args = std::make_shared<TraceArgs>();
   sub.option("WHAT", args->what,
-             "The id of a trace or pull (32 digits), MODEL@VERSION of an update, or an instance")
+             "The id of a trace or pull (32 digits), MODEL@VERSION of an update or a\n"
+             "publication, or an instance")
       .required();
   sub.option("--agent", args->agent, kAgentHelp).type_name("HOST:PORT");
   sub.footer("Example:\n  rekindle trace qwen3@42 > update.json\n");
