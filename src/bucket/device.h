@@ -64,6 +64,18 @@ class Memory {
   virtual DeviceAddress address() const = 0;
   virtual std::uint64_t bytes() const = 0;
 };
+// Memory that can outlive this process: docs/internals/resident.md.
+class Block : public Memory {
+ public:
+  // Keeps the memory. Whoever has the descriptor can open the block for writing.
+  virtual Result<UniqueFd> export_descriptor() = 0;
+};
+// How a process maps a block that it opens.
+enum class Access {
+  // Work that writes to the block is an error of the caller, and can end the process.
+  kRead,
+  kWrite,
+};
 class Event {
  public:
   virtual ~Event() = default;
@@ -142,6 +154,14 @@ class Device {
   virtual Result<std::unique_ptr<Memory>> open_memory(const Handle& handle,
                                                       std::uint64_t bytes) = 0;
   virtual Result<std::unique_ptr<Event>> open_event(const Handle& handle) = 0;
+
+  // As allocate(). `bytes` is rounded up to whole blocks of the device. kUnavailable: memory of
+  // this device ends with its process.
+  virtual Result<std::unique_ptr<Block>> allocate_block(std::uint64_t bytes) = 0;
+  // `bytes`: the size of the whole block. kInvalid: this is no block of this device, or it has
+  // another size. kUnavailable: as allocate_block().
+  virtual Result<std::unique_ptr<Block>> open_block(const UniqueFd& block, std::uint64_t bytes,
+                                                    Access access) = 0;
 
   // A dmabuf of the memory, which NICs can register. It keeps the memory alive. kUnavailable: the
   // driver makes none.

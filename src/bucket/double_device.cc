@@ -6,7 +6,9 @@
 #include <mutex>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
+#include "src/base/units.h"
 #include "src/bucket/double_stream.h"
 
 namespace rekindle::bucket {
@@ -17,6 +19,8 @@ constexpr std::string_view kPrefix = "double:";
 constexpr std::string_view kMemoryHandle = "memory";
 constexpr std::string_view kEventHandle = "event";
 constexpr const char* kDeviceFileName = "rekindle-device";
+// As on a GPU.
+constexpr std::uint64_t kBlockBytes = 2 << 20;
 
 Result<void> check_handle(const Handle& handle, std::string_view kind, std::uint64_t bytes) {
   if (handle.bytes != kind || !handle.fd) {
@@ -84,6 +88,22 @@ class DoubleMemory final : public Memory {
   const std::shared_ptr<Budget> budget_;
 };
 
+class DoubleBlock final : public Block {
+ public:
+  // `budget`: null if the block was opened.
+  DoubleBlock(std::unique_ptr<Mapping> mapping, UniqueFd fd, std::shared_ptr<Budget> budget)
+      : memory_(std::move(mapping), std::move(fd), std::move(budget)) {}
+  DeviceAddress address() const override { return memory_.address(); }
+  std::uint64_t bytes() const override { return memory_.bytes(); }
+  Result<UniqueFd> export_descriptor() override {
+    TRY(auto handle, duplicate(memory_.fd(), kMemoryHandle));
+    return std::move(handle.fd);
+  }
+
+ private:
+  const DoubleMemory memory_;
+};
+
 class DoublePin final : public Pin {};
 
 class DoubleDevice final : public Device {
@@ -118,6 +138,9 @@ class DoubleDevice final : public Device {
   }
   Result<std::unique_ptr<Memory>> open_memory(const Handle& handle, std::uint64_t bytes) override;
   Result<std::unique_ptr<Event>> open_event(const Handle& handle) override;
+  Result<std::unique_ptr<Block>> allocate_block(std::uint64_t bytes) override;
+  Result<std::unique_ptr<Block>> open_block(const UniqueFd& block, std::uint64_t bytes,
+                                            Access access) override;
   // The memory file itself.
   Result<UniqueFd> export_memory(Memory& memory) override {
     TRY(auto handle, share(memory));
@@ -125,6 +148,10 @@ class DoubleDevice final : public Device {
   }
 
  private:
+  // A new file of this device, as T.
+  template <typename T>
+  Result<std::unique_ptr<T>> make_memory(std::uint64_t bytes);
+
   const std::string id_;
   const std::string name_ = "host memory";
   const std::shared_ptr<Budget> budget_;
@@ -133,21 +160,43 @@ class DoubleDevice final : public Device {
   std::weak_ptr<DoubleQueue> default_queue_;
 };
 
-Result<std::unique_ptr<Memory>> DoubleDevice::allocate(std::uint64_t bytes) {
+template <typename T>
+Result<std::unique_ptr<T>> DoubleDevice::make_memory(std::uint64_t bytes) {
   if (bytes == 0) return fail(ErrorCode::kInvalid, "allocate 0 bytes on {}", id_);
   if (!budget_->take(bytes)) {
     const DeviceMemory now = budget_->state();
     return fail(ErrorCode::kExhausted, "allocate {} bytes on {}: {} of {} are free", bytes, id_,
                 now.free_bytes, now.total_bytes);
   }
-  auto make = [&]() -> Result<std::unique_ptr<Memory>> {
+  auto make = [&]() -> Result<std::unique_ptr<T>> {
     TRY(UniqueFd fd, make_memfd(kDeviceFileName, bytes));
     TRY(auto mapping, Mapping::of(fd.get(), bytes));
-    return std::make_unique<DoubleMemory>(std::move(mapping), std::move(fd), budget_);
+    return std::make_unique<T>(std::move(mapping), std::move(fd), budget_);
   };
   auto memory = make();
   if (!memory) budget_->give_back(bytes);
   return memory;
+}
+
+Result<std::unique_ptr<Memory>> DoubleDevice::allocate(std::uint64_t bytes) {
+  return make_memory<DoubleMemory>(bytes);
+}
+
+Result<std::unique_ptr<Block>> DoubleDevice::allocate_block(std::uint64_t bytes) {
+  return make_memory<DoubleBlock>(round_up(bytes, kBlockBytes));
+}
+
+Result<std::unique_ptr<Block>> DoubleDevice::open_block(const UniqueFd& block, std::uint64_t bytes,
+                                                        Access access) {
+  struct stat info {};
+  if (bytes == 0 || !has_fixed_size(block.get(), bytes) || ::fstat(block.get(), &info) != 0 ||
+      static_cast<std::uint64_t>(info.st_size) != bytes) {
+    return fail(ErrorCode::kInvalid, "this is no block of {} bytes of {}", bytes, id_);
+  }
+  UniqueFd copy(::fcntl(block.get(), F_DUPFD_CLOEXEC, 0));
+  if (!copy) return fail_errno(errno, "keep a block of a double device");
+  TRY(auto mapping, Mapping::of(copy.get(), bytes, access));
+  return std::make_unique<DoubleBlock>(std::move(mapping), std::move(copy), nullptr);
 }
 
 Result<std::unique_ptr<Event>> DoubleDevice::make_event() {

@@ -164,8 +164,9 @@ bool has_fixed_size(int fd, std::uint64_t bytes) {
          info.st_size >= 0 && static_cast<std::uint64_t>(info.st_size) >= bytes;
 }
 
-Result<std::unique_ptr<Mapping>> Mapping::of(int fd, std::uint64_t bytes) {
-  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+Result<std::unique_ptr<Mapping>> Mapping::of(int fd, std::uint64_t bytes, Access access) {
+  const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return fail_errno(errno, "map a memfd of a double device");
   return std::unique_ptr<Mapping>(new Mapping(data, bytes));
 }

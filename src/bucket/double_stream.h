@@ -22,10 +22,11 @@ Result<UniqueFd> make_memfd(const char* name, std::uint64_t bytes);
 // Whether its size is fixed and at least `bytes`.
 bool has_fixed_size(int fd, std::uint64_t bytes);
 
-// A shared, writable mapping.
+// A shared mapping.
 class Mapping {
  public:
-  static Result<std::unique_ptr<Mapping>> of(int fd, std::uint64_t bytes);
+  static Result<std::unique_ptr<Mapping>> of(int fd, std::uint64_t bytes,
+                                             Access access = Access::kWrite);
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;

@@ -59,6 +59,16 @@ inline constexpr int kFlushToOwner = 100;
   CALL(memory_allocate, cuMemAlloc)                        \
   CALL(memory_free, cuMemFree)                             \
   CALL(memory_range, cuMemGetAddressRange)                 \
+  CALL(block_granularity, cuMemGetAllocationGranularity)   \
+  CALL(block_create, cuMemCreate)                          \
+  CALL(block_release, cuMemRelease)                        \
+  CALL(block_export, cuMemExportToShareableHandle)         \
+  CALL(block_import, cuMemImportFromShareableHandle)       \
+  CALL(address_reserve, cuMemAddressReserve)               \
+  CALL(address_free, cuMemAddressFree)                     \
+  CALL(block_map, cuMemMap)                                \
+  CALL(block_unmap, cuMemUnmap)                            \
+  CALL(block_access, cuMemSetAccess)                       \
   CALL(pointer_attribute, cuPointerGetAttribute)           \
   CALL(host_register, cuMemHostRegister)                   \
   CALL(host_unregister, cuMemHostUnregister)               \

@@ -33,6 +33,9 @@ class CudaDevice final : public bucket::Device {
   Result<std::unique_ptr<bucket::Event>> open_event(const bucket::Handle& handle) override;
   Result<UniqueFd> export_memory(bucket::Memory& memory) override;
   Result<void> see_nic_writes() override;
+  Result<std::unique_ptr<bucket::Block>> allocate_block(std::uint64_t bytes) override;
+  Result<std::unique_ptr<bucket::Block>> open_block(const UniqueFd& block, std::uint64_t bytes,
+                                                    bucket::Access access) override;
 
   const std::shared_ptr<const Context>& context() const { return context_; }
   int ordinal() const { return summary_.ordinal; }
@@ -44,6 +47,7 @@ class CudaDevice final : public bucket::Device {
   // Null: the driver cannot compile it.
   std::shared_ptr<const DigestKernel> digest_kernel();
   Result<void> check_shareable() const;
+  Result<void> check_has_blocks() const;
   Error error(CUresult result, std::string_view what) const;
   Error ipc_error(CUresult result, std::string_view what) const;
 

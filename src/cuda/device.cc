@@ -6,6 +6,7 @@
 
 #include "src/base/units.h"
 #include "src/cuda/api.h"
+#include "src/cuda/block.h"
 #include "src/cuda/cuda_device.h"
 #include "src/cuda/digest_kernel.h"
 #include "src/cuda/handles.h"
@@ -349,6 +350,41 @@ Result<UniqueFd> CudaDevice::export_memory(bucket::Memory& memory) {
       [&] { return api().export_range(&fd, memory.address(), whole, kDmabufHandle, 0); });
   if (result != CUDA_SUCCESS) return fail(ipc_error(result, "export memory as a dmabuf"));
   return UniqueFd(fd);
+}
+
+Result<void> CudaDevice::check_has_blocks() const {
+  if (attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0 &&
+      attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0) {
+    return {};
+  }
+  return fail(ErrorCode::kUnavailable, "{}: its driver exports no memory as a file descriptor",
+              summary_.id);
+}
+
+Result<std::unique_ptr<bucket::Block>> CudaDevice::allocate_block(std::uint64_t bytes) {
+  TRY_VOID(check_has_blocks());
+  if (bytes == 0 || bytes > summary_.total_bytes) {
+    return fail(bytes == 0 ? ErrorCode::kInvalid : ErrorCode::kExhausted,
+                "allocate {} bytes on {}: it has {}", bytes, summary_.id, summary_.total_bytes);
+  }
+  const std::uint64_t granularity = block_granularity(*context_);
+  if (granularity == 0) {
+    return fail(ErrorCode::kUnavailable, "{}: its driver does not say how large blocks are",
+                summary_.id);
+  }
+  TRY(auto block, CudaBlock::create(context_, round_up(bytes, granularity)));
+  return block;
+}
+
+Result<std::unique_ptr<bucket::Block>> CudaDevice::open_block(const UniqueFd& block,
+                                                              std::uint64_t bytes,
+                                                              bucket::Access access) {
+  TRY_VOID(check_has_blocks());
+  if (bytes == 0 || bytes > summary_.total_bytes || !block) {
+    return fail(ErrorCode::kInvalid, "this is no block of {} bytes of {}", bytes, summary_.id);
+  }
+  TRY(auto opened, CudaBlock::open(context_, block.get(), bytes, access));
+  return opened;
 }
 
 Result<void> CudaDevice::see_nic_writes() {

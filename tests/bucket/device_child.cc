@@ -74,6 +74,19 @@ int hang(Device& device) {
   return 0;
 }
 
+int leave(Device& device) {
+  const auto block = value(device.allocate_block(kLeftBytes));
+  const auto stream = value(device.make_stream());
+  const auto left = pattern(kLeftBytes, kLeft);
+  const Upload upload{.from = left.data(), .to = block->address(), .run_bytes = left.size()};
+  value(stream->upload({&upload, 1}));
+  value(stream->finish(TimePoint::max()));
+  send_word(kChildSocket, block->bytes());
+  send_handle(kChildSocket, {"block", value(block->export_descriptor())});
+  receive_word(kChildSocket);
+  return 0;
+}
+
 }  // namespace
 
 DeviceChild::DeviceChild(const std::string& script) {
@@ -170,7 +183,8 @@ std::string child_script(int argc, char** argv) {
 
 int run_child(const std::string& script, Device& device) {
   try {
-    return script == "hang" ? hang(device) : exchange(device);
+    if (script == "hang") return hang(device);
+    return script == "leave" ? leave(device) : exchange(device);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "device child: %s\n", error.what());
     return 1;

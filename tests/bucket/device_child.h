@@ -40,8 +40,12 @@ std::vector<std::byte> pattern(std::size_t bytes, std::uint64_t seed);
 std::string child_script(int argc, char** argv);
 // "exchange": opens memory and an event of the parent's; each round, reads what was filled and
 // writes pattern(round + kAnswer), both only ordered by events. Ends with the socket.
-// "hang": gives the parent an event whose recording will never be done.
+// "leave": makes a block with kLeftBytes of pattern(kLeft), and gives its size and its descriptor
+// to the parent. Then it waits. "hang": gives the parent an event whose recording will never be
+// done.
 int run_child(const std::string& script, Device& device);
 inline constexpr std::uint64_t kAnswer = 1'000;
+inline constexpr std::uint64_t kLeft = 77;
+inline constexpr std::uint64_t kLeftBytes = (3 << 20) + 5;
 
 }  // namespace rekindle::bucket::testing

@@ -423,6 +423,62 @@ TEST_P(DeviceConformance, TwoProcessesShareMemoryAndEvents) {
   send_word(child.socket(), 0);
 }
 
+TEST_P(DeviceConformance, ABlockOutlivesTheProcessThatMadeIt) {
+  Handle left;
+  std::uint64_t bytes = 0;
+  {
+    DeviceChild child("leave");
+    bytes = receive_word(child.socket());
+    left = receive_handle(child.socket());
+    child.kill();
+  }
+  EXPECT_GE(bytes, kLeftBytes);
+  const auto expected = pattern(kLeftBytes, kLeft);
+  const auto changed = pattern(kLeftBytes, kLeft + 1);
+  UniqueFd again;
+  {
+    const auto reader = must(device_->open_block(left.fd, bytes, Access::kRead));
+    EXPECT_EQ(reader->bytes(), bytes);
+    EXPECT_EQ(read(reader->address(), kLeftBytes), expected);
+    const auto writer = must(device_->open_block(left.fd, bytes, Access::kWrite));
+    const Upload upload{
+        .from = changed.data(), .to = writer->address(), .run_bytes = changed.size()};
+    must(stream_->upload({&upload, 1}));
+    must(stream_->finish(soon()));
+    EXPECT_EQ(read(reader->address(), kLeftBytes), changed);
+    again = must(writer->export_descriptor());
+  }
+  left.fd.reset();
+  EXPECT_EQ(read(must(device_->open_block(again, bytes, Access::kRead))->address(), kLeftBytes),
+            changed);
+}
+
+TEST_P(DeviceConformance, TheMemoryOfABlockGoesWithItsLastDescriptor) {
+  const std::uint64_t half = must(device_->memory()).total_bytes / 2;
+  auto block = must(device_->allocate_block(half));
+  UniqueFd descriptor = must(block->export_descriptor());
+  block.reset();
+  descriptor.reset();
+  block = must(device_->allocate_block(half));
+  EXPECT_EQ(device_->allocate_block(half).error().code(), ErrorCode::kExhausted);
+}
+
+TEST_P(DeviceConformance, WhatIsNoBlockIsNotOpened) {
+  const auto block = must(device_->allocate_block(2 << 20));
+  const UniqueFd descriptor = must(block->export_descriptor());
+  const std::uint64_t bytes = block->bytes();
+  for (const std::uint64_t wrong : {std::uint64_t{0}, bytes - 1, bytes / 2, bytes * 2}) {
+    const auto opened = device_->open_block(descriptor, wrong, Access::kRead);
+    ASSERT_FALSE(opened) << wrong;
+    EXPECT_EQ(opened.error().code(), ErrorCode::kInvalid) << opened.error().message();
+  }
+  const UniqueFd file(::memfd_create("no block", MFD_CLOEXEC));
+  EXPECT_EQ(device_->open_block(file, bytes, Access::kRead).error().code(), ErrorCode::kInvalid);
+  EXPECT_EQ(device_->open_block(UniqueFd(), bytes, Access::kRead).error().code(),
+            ErrorCode::kInvalid);
+  EXPECT_EQ(device_->allocate_block(0).error().code(), ErrorCode::kInvalid);
+}
+
 TEST_P(DeviceConformance, WhatIsNoHandleIsNotOpened) {
   const Handle wrong{"not a handle", UniqueFd()};
   EXPECT_EQ(device_->open_memory(wrong, 4096).error().code(), ErrorCode::kInvalid);

@@ -34,6 +34,13 @@ class ForwardingDevice : public Device {
   Result<std::unique_ptr<Event>> open_event(const Handle& handle) override {
     return device_.open_event(handle);
   }
+  Result<std::unique_ptr<Block>> allocate_block(std::uint64_t bytes) override {
+    return device_.allocate_block(bytes);
+  }
+  Result<std::unique_ptr<Block>> open_block(const UniqueFd& block, std::uint64_t bytes,
+                                            Access access) override {
+    return device_.open_block(block, bytes, access);
+  }
 
  private:
   Device& device_;
