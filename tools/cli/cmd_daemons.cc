@@ -12,6 +12,7 @@
 #include "recovery/coordinator/coordinator.h"
 #include "recovery/device/device_child.h"
 #include "recovery/device/process/device_process.h"
+#include "recovery/keeper/keeper.h"
 #include "src/base/log.h"
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
@@ -161,6 +162,35 @@ void add_device_process(Command& app, Session& session) {
   sub.option("--keep-rate", args->keep_rate,
              "Bytes of a broadcast that each device copies to its host in a second");
   sub.runs(session, "device-process", [args] { return run_device_process_command(*args); });
+}
+
+namespace {
+
+struct KeeperArgs {
+  std::string directory;
+  std::int64_t idle_s = 0;
+};
+
+Result<int> run_keeper_command(const KeeperArgs& args) {
+  keeper::KeeperOptions options;
+  options.directory = args.directory;
+  if (args.idle_s > 0) options.idle = std::chrono::seconds(args.idle_s);
+  std::signal(SIGHUP, SIG_IGN);
+  (void)::prctl(PR_SET_NAME, "rekindle-keeper");
+  TRY_VOID(keeper::run_keeper(options));
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_keeper(Command& app, Session& session) {
+  Command sub = app.command("keeper", "Hold resident copies of workers. For agents, which start it.");
+  sub.hide();
+  auto args = std::make_shared<KeeperArgs>();
+  sub.option("--directory", args->directory, "DIR/agent of the agent's store").required();
+  sub.option("--idle", args->idle_s, "Seconds without copies and agents after which it ends")
+      .type_name("SECONDS");
+  sub.runs(session, "keeper", [args] { return run_keeper_command(*args); });
 }
 
 }  // namespace rekindle::cli

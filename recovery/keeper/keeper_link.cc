@@ -1,0 +1,294 @@
+#include "recovery/keeper/keeper_link.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <boost/asio/this_coro.hpp>
+#include <spawn.h>
+
+#include "recovery/keeper/keeper.h"
+#include "recovery/rpc/convert.h"
+#include "src/base/log.h"
+#include "src/base/version.h"
+#include "src/ipc/unix_socket.h"
+
+namespace rekindle::keeper {
+
+namespace asio = boost::asio;
+
+namespace {
+
+// Between two tries to reach a keeper that starts.
+constexpr std::chrono::milliseconds kTryAgain{10};
+// A keeper that does not accept within this time hangs. It is short, because it stops this thread.
+constexpr std::chrono::milliseconds kAccept{100};
+constexpr const char* kLogFile = "keeper.log";
+
+Error lost(const Error& why) {
+  return Error(ErrorCode::kPeerLost,
+               fmt::format("the keeper of this host is gone: {}", why.message()));
+}
+
+}  // namespace
+
+KeeperLink::KeeperLink(asio::any_io_executor executor, KeeperLinkOptions options)
+    : executor_(executor), options_(std::move(options)), opened_(executor), tasks_(executor) {}
+
+KeeperLink::~KeeperLink() { reap(); }
+
+async::Task<void> KeeperLink::close(std::chrono::milliseconds deadline) {
+  if (socket_ != nullptr) socket_->close(Error(ErrorCode::kUnavailable, "the agent stops"));
+  (void)co_await tasks_.close(deadline);
+}
+
+// --- calls
+
+async::Task<Result<UserId>> KeeperLink::keep(Order order) {
+  proto::AgentToKeeper frame;
+  auto& keep = *frame.mutable_keep();
+  keep.set_name(std::move(order.name));
+  keep.set_record(std::move(order.record));
+  keep.set_time_to_live_ms(
+      static_cast<std::uint64_t>(std::max<std::int64_t>(order.time_to_live.count(), 0)));
+  std::vector<UniqueFd> descriptors = std::move(order.blocks);
+  descriptors.push_back(std::move(order.user));
+  auto asked = ask(std::move(frame), std::move(descriptors));
+  auto answer = co_await std::move(asked);
+  if (!answer) co_return fail(std::move(answer).error());
+  co_return answer->frame.user().user();
+}
+
+async::Task<Result<UserId>> KeeperLink::use(std::string name, UniqueFd user) {
+  proto::AgentToKeeper frame;
+  frame.mutable_use()->set_name(std::move(name));
+  std::vector<UniqueFd> descriptors;
+  descriptors.push_back(std::move(user));
+  auto asked = ask(std::move(frame), std::move(descriptors));
+  auto answer = co_await std::move(asked);
+  if (!answer) co_return fail(std::move(answer).error());
+  co_return answer->frame.user().user();
+}
+
+async::Task<Result<void>> KeeperLink::leave(UserId user) {
+  proto::AgentToKeeper frame;
+  frame.mutable_leave()->set_user(user);
+  auto asked = ask(std::move(frame), {});
+  auto answer = co_await std::move(asked);
+  if (!answer) co_return fail(std::move(answer).error());
+  co_return Result<void>();
+}
+
+async::Task<Result<KeeperLink::Kept>> KeeperLink::get(std::string name) {
+  proto::AgentToKeeper frame;
+  frame.mutable_get()->set_name(std::move(name));
+  auto asked = ask(std::move(frame), {});
+  auto answer = co_await std::move(asked);
+  if (!answer) co_return fail(std::move(answer).error());
+  const proto::KeptCopy& copy = answer->frame.copy();
+  co_return Kept{
+      copy.record(), std::move(answer->descriptors), {copy.users().begin(), copy.users().end()}};
+}
+
+async::Task<Result<void>> KeeperLink::drop(std::string name) {
+  proto::AgentToKeeper frame;
+  frame.mutable_drop()->set_name(std::move(name));
+  auto asked = ask(std::move(frame), {});
+  auto answer = co_await std::move(asked);
+  if (!answer) co_return fail(std::move(answer).error());
+  co_return Result<void>();
+}
+
+async::Task<Result<std::map<std::string, std::vector<UserId>>>> KeeperLink::list() {
+  proto::AgentToKeeper frame;
+  frame.mutable_list();
+  auto asked = ask(std::move(frame), {});
+  auto answer = co_await std::move(asked);
+  if (!answer) co_return fail(std::move(answer).error());
+  std::map<std::string, std::vector<UserId>> copies;
+  for (const auto& copy : answer->frame.list().copies()) {
+    copies[copy.name()] = {copy.users().begin(), copy.users().end()};
+  }
+  co_return copies;
+}
+
+async::Task<Result<KeeperLink::Answer>> KeeperLink::ask(proto::AgentToKeeper frame,
+                                                        std::vector<UniqueFd> descriptors) {
+  const TimePoint deadline = steady_now() + options_.deadline;
+  auto opening = open(deadline);
+  if (auto opened = co_await std::move(opening); !opened) {
+    co_return fail(std::move(opened).error());
+  }
+  auto exchanged = exchange(std::move(frame), std::move(descriptors), deadline);
+  co_return co_await std::move(exchanged);
+}
+
+async::Task<Result<KeeperLink::Answer>> KeeperLink::exchange(proto::AgentToKeeper frame,
+                                                             std::vector<UniqueFd> descriptors,
+                                                             TimePoint deadline) {
+  const std::uint64_t number = ++last_call_;
+  frame.set_call(number);
+  const auto call = std::make_shared<Call>(executor_);
+  if (auto sent = socket_->send(frame.SerializeAsString(), std::move(descriptors)); !sent) {
+    co_return fail(std::move(sent).error());
+  }
+  calls_[number] = call;
+  while (!call->answer && steady_now() < deadline) co_await call->done.wait_until(deadline);
+  calls_.erase(number);
+  if (!call->answer) {
+    const Error why(
+        ErrorCode::kTimeout,
+        fmt::format("the keeper of this host has not answered for {} ms: is it stopped?",
+                    options_.deadline.count()));
+    // A late answer would carry descriptors that nobody takes.
+    if (socket_ != nullptr) socket_->close(why);
+    co_return fail(why);
+  }
+  co_return std::move(*call->answer);
+}
+
+// --- the connection
+
+async::Task<Result<void>> KeeperLink::open(TimePoint deadline) {
+  while (opening_) co_await opened_.wait_until(deadline);
+  if (socket_ != nullptr) co_return Result<void>();
+  opening_ = true;
+  auto connecting = connect(deadline);
+  auto connected = co_await std::move(connecting);
+  opening_ = false;
+  opened_.notify();
+  co_return connected;
+}
+
+async::Task<Result<void>> KeeperLink::connect(TimePoint deadline) {
+  bool started = false;
+  auto fd = reach();
+  while (!fd && steady_now() < deadline) {
+    const bool absent =
+        fd.error().code() == ErrorCode::kUnavailable || fd.error().code() == ErrorCode::kNotFound;
+    if (!absent || options_.program.empty()) break;
+    if (!std::exchange(started, true)) {
+      if (auto ran = start_keeper(); !ran) co_return ran;
+    }
+    co_await async::sleep_for(kTryAgain);
+    fd = reach();
+  }
+  if (!fd) co_return fail(std::move(fd).error().with_context("reach the keeper of this host"));
+  auto channel = ipc::Channel::adopt(std::move(*fd), ipc::kMaxFrameDescriptors);
+  if (!channel) co_return fail(std::move(channel).error());
+  socket_ = std::make_shared<ipc::FramedSocket>(executor_, std::move(*channel),
+                                                ipc::FramedSocketOptions{});
+  tasks_.spawn("keeper.read", read(socket_));
+  proto::AgentToKeeper frame;
+  auto& hello = *frame.mutable_hello();
+  hello.set_protocol_min(kKeeperProtocol);
+  hello.set_protocol_max(kKeeperProtocol);
+  hello.set_software(std::string(software_version()));
+  auto greeting = exchange(std::move(frame), {}, deadline);
+  auto greeted = co_await std::move(greeting);
+  if (greeted) co_return Result<void>();
+  if (socket_ != nullptr) socket_->close(greeted.error());
+  co_return fail(std::move(greeted).error());
+}
+
+Result<UniqueFd> KeeperLink::reach() const {
+  const std::string path = options_.directory / kKeeperSocket;
+  TRY_VOID(ipc::check_unix_path(path));
+  TRY(auto fd, ipc::connect_unix_socket(path, steady_now() + kAccept));
+  TRY(const auto peer, ipc::peer_of(fd.get()));
+  TRY_VOID(ipc::check_peer(peer, {}, path));
+  return fd;
+}
+
+// In a session of its own, because it outlives this process.
+Result<void> KeeperLink::start_keeper() {
+  reap();
+  const std::string log = options_.directory / kLogFile;
+  const std::string directory = options_.directory.string();
+  const std::string idle = std::to_string(options_.idle.count());
+  std::vector<std::string> words{options_.program, "keeper", "--directory",
+                                 directory,        "--idle", idle};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  (void)::posix_spawn_file_actions_init(&actions);
+  (void)::posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  (void)::posix_spawnattr_setsigmask(&attributes, &none);
+  (void)::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSID);
+  int error = ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDWR, 0);
+  // A pipe of this process would otherwise stay open as long as the keeper runs.
+  if (error == 0) {
+    error = ::posix_spawn_file_actions_addopen(&actions, 1, log.c_str(),
+                                               O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0600);
+  }
+  if (error == 0) error = ::posix_spawn_file_actions_adddup2(&actions, 1, 2);
+  if (error == 0) {
+    error = ::posix_spawn(&child_, options_.program.c_str(), &actions, &attributes,
+                          arguments.data(), environ);
+  }
+  (void)::posix_spawn_file_actions_destroy(&actions);
+  (void)::posix_spawnattr_destroy(&attributes);
+  if (error == 0) {
+    log::info("keeper.started", "pid", child_);
+    return {};
+  }
+  child_ = -1;
+  return fail_errno(error, "start the keeper");
+}
+
+void KeeperLink::reap() {
+  if (child_ > 0 && ::waitpid(child_, nullptr, WNOHANG) != 0) child_ = -1;
+}
+
+async::Task<void> KeeperLink::read(std::shared_ptr<ipc::FramedSocket> socket) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  ipc::FramedSocket::OnFrame on_frame = [this](ipc::Frame frame) {
+    return this->on_frame(std::move(frame));
+  };
+  const Error why = co_await socket->run(std::move(on_frame));
+  socket_.reset();
+  reap();
+  for (const auto& [number, call] : calls_) {
+    if (!call->answer) call->answer = fail(lost(why));
+    call->done.notify();
+  }
+  if (events_ != nullptr) events_->keeper_lost(why);
+}
+
+Result<void> KeeperLink::on_frame(ipc::Frame frame) {
+  Answer answer;
+  if (!answer.frame.ParseFromString(frame.body)) {
+    return fail(ErrorCode::kInvalid, "a malformed frame of {} bytes", frame.body.size());
+  }
+  answer.descriptors = std::move(frame.descriptors);
+  if (answer.frame.call() == 0) {
+    if (events_ == nullptr) return {};
+    if (answer.frame.has_user_gone()) {
+      events_->user_gone(answer.frame.user_gone().name(), answer.frame.user_gone().user());
+    } else if (answer.frame.has_expired()) {
+      events_->copy_expired(answer.frame.expired().name());
+    }
+    return {};
+  }
+  const auto found = calls_.find(answer.frame.call());
+  if (found == calls_.end()) return {};
+  Call& call = *found->second;
+  if (answer.frame.has_error()) {
+    auto failed = rpc::from_status(answer.frame.error());
+    call.answer = failed ? Result<Answer>(std::move(answer)) : fail(std::move(failed).error());
+  } else {
+    call.answer = std::move(answer);
+  }
+  call.done.notify();
+  return {};
+}
+
+}  // namespace rekindle::keeper
