@@ -345,11 +345,58 @@ void DeviceLink::reads_over(std::uint64_t session, const std::string& why) {
   (void)send(frame);
 }
 
-// The answer is posted: the caller may be in the middle of a change of its own.
-void DeviceLink::answer(std::function<void(DeviceEvents&)> call) {
-  asio::post(executor_, [this, lifetime = std::weak_ptr(lifetime_), call = std::move(call)] {
-    if (!lifetime.expired() && events_ != nullptr) call(*events_);
+// The call is posted: the caller may be in the middle of a change of its own.
+void DeviceLink::later(std::function<void()> call) {
+  asio::post(executor_, [lifetime = std::weak_ptr(lifetime_), call = std::move(call)] {
+    if (!lifetime.expired()) call();
   });
+}
+
+void DeviceLink::answer(std::function<void(DeviceEvents&)> call) {
+  later([this, call = std::move(call)] {
+    if (events_ != nullptr) call(*events_);
+  });
+}
+
+void DeviceLink::check_blocks(const std::string& device, std::vector<bucket::BlockFile> blocks,
+                              OnChecked on_checked) {
+  const std::uint64_t number = ++last_check_;
+  if (auto sent = send_check(device, std::move(blocks), number); !sent) {
+    return later([on_checked = std::move(on_checked), why = std::move(sent).error()] {
+      on_checked(fail(why));
+    });
+  }
+  checks_[number] = std::move(on_checked);
+}
+
+Result<void> DeviceLink::send_check(const std::string& device,
+                                    std::vector<bucket::BlockFile> blocks, std::uint64_t number) {
+  TRY_VOID(life_.check_ready(device));
+  if (blocks.size() > ipc::kMaxFrameDescriptors) {
+    return fail(ErrorCode::kExhausted, "{} blocks are too many for the device process",
+                blocks.size());
+  }
+  proto::AgentToDevices frame;
+  auto& check = *frame.mutable_check();
+  check.set_number(number);
+  check.set_device(device);
+  std::vector<UniqueFd> descriptors;
+  for (bucket::BlockFile& block : blocks) {
+    check.add_bytes(block.bytes);
+    descriptors.push_back(std::move(block.descriptor));
+  }
+  return socket_->send(frame.SerializeAsString(), std::move(descriptors));
+}
+
+Result<void> DeviceLink::on_checked(const proto::BlocksChecked& checked) {
+  auto found = checks_.extract(checked.number());
+  if (found.empty()) return {};
+  auto digests = from_proto(checked);
+  const bool hangs = !digests && digests.error().code() == ErrorCode::kTimeout;
+  found.mapped()(std::move(digests));
+  // The work may never end, and its thread waits for it.
+  if (hangs) return fail(ErrorCode::kTimeout, "hangs in a check of a resident copy");
+  return {};
 }
 
 void DeviceLink::refuse_spread(std::uint64_t session, Error why) {
@@ -432,6 +479,8 @@ Result<void> DeviceLink::on_frame(ipc::Frame from) {
       if (was_asked && events_ != nullptr) events_->meeting_id(made.number(), from_proto(made));
       return {};
     }
+    case proto::DevicesToAgent::kChecked:
+      return on_checked(frame.checked());
     default:
       return fail(ErrorCode::kInvalid, "sent a message that this agent does not know");
   }
@@ -463,6 +512,7 @@ void DeviceLink::on_held(const proto::SegmentsHeld& held) {
 
 void DeviceLink::lose_orders(const Error& why) {
   const Error ended(ErrorCode::kPeerLost, "the device process has ended: " + why.message());
+  for (auto& [number, on_checked] : std::exchange(checks_, {})) on_checked(fail(ended));
   const auto lost = ledger_.lose_all();
   if (events_ == nullptr) return;
   for (const std::uint64_t session : lost.spreads) {

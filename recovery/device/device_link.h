@@ -18,6 +18,7 @@
 #include "recovery/device/gpu_options.h"
 #include "src/async/task.h"
 #include "src/async/task_group.h"
+#include "src/bucket/block_digests.h"
 #include "src/bucket/contents.h"
 #include "src/ipc/framed_socket.h"
 
@@ -81,6 +82,11 @@ class DeviceLink {
   // Answers of direct reads.
   void bucket_landed(std::uint64_t session, std::size_t bucket);
   void reads_over(std::uint64_t session, const std::string& why);
+  // Digests of blocks of a device's memory, as bucket::digest_blocks(). Calls `on_checked` once,
+  // later. kNotFound, kUnavailable: no process serves that device. kPeerLost: it has ended.
+  using OnChecked = std::function<void(Result<std::vector<Digest>> digests)>;
+  void check_blocks(const std::string& device, std::vector<bucket::BlockFile> blocks,
+                    OnChecked on_checked);
   // Names the process that serves; no two processes have the same name. "": none serves.
   std::string life() const { return life_.name(); }
 
@@ -106,6 +112,10 @@ class DeviceLink {
   Result<void> on_hello(const proto::DevicesHello& hello);
   void on_held(const proto::SegmentsHeld& held);
   void answer(std::function<void(DeviceEvents&)> call);
+  void later(std::function<void()> call);
+  Result<void> send_check(const std::string& device, std::vector<bucket::BlockFile> blocks,
+                          std::uint64_t number);
+  Result<void> on_checked(const proto::BlocksChecked& checked);
   void refuse_spread(std::uint64_t session, Error why);
   void lose_orders(const Error& why);
 
@@ -116,6 +126,9 @@ class DeviceLink {
   DeviceLedger ledger_;
   std::map<std::uint64_t, Held> held_;
   std::uint64_t pinned_bytes_ = 0;
+  // By the numbers of their orders.
+  std::map<std::uint64_t, OnChecked> checks_;
+  std::uint64_t last_check_ = 0;
   // Null: no process is connected.
   std::shared_ptr<ipc::FramedSocket> socket_;
   bool closing_ = false;

@@ -10,6 +10,7 @@
 #include "proto/worker.pb.h"
 #include "recovery/rpc/convert.h"
 #include "src/bucket/round_plan.h"
+#include "src/tensor/checkpoint.h"
 
 namespace rekindle::device {
 
@@ -256,6 +257,25 @@ proto::MeetingIdMade to_proto(std::uint64_t number, const Result<std::string>& i
     *message.mutable_error() = rpc::to_status(id.error());
   }
   return message;
+}
+
+proto::BlocksChecked to_proto(std::uint64_t number, const Result<std::vector<Digest>>& digests,
+                              Duration elapsed) {
+  proto::BlocksChecked message;
+  message.set_number(number);
+  message.set_elapsed_us(microseconds(elapsed));
+  if (!digests) {
+    *message.mutable_error() = rpc::to_status(digests.error());
+    return message;
+  }
+  const auto bytes = std::as_bytes(std::span(*digests));
+  message.set_digests(bytes.data(), bytes.size());
+  return message;
+}
+
+Result<std::vector<Digest>> from_proto(const proto::BlocksChecked& checked) {
+  if (auto error = error_of(checked.error())) return fail(std::move(*error));
+  return parse_digests(checked.digests());
 }
 
 Result<SlotsOffered> from_proto(const proto::SlotsOffered& offered, UniqueFd memory) {

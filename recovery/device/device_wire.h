@@ -50,5 +50,9 @@ proto::DeviceJoined to_proto(const DeviceJoined& joined);
 proto::ShareWanted to_proto(const ShareWanted& wanted);
 proto::SpreadOver to_proto(const SpreadOver& over);
 proto::MeetingIdMade to_proto(std::uint64_t number, const Result<std::string>& id);
+proto::BlocksChecked to_proto(std::uint64_t number, const Result<std::vector<Digest>>& digests,
+                              Duration elapsed);
+// kInvalid: the digests are cut.
+Result<std::vector<Digest>> from_proto(const proto::BlocksChecked& checked);
 
 }  // namespace rekindle::device

@@ -16,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "src/base/blake3.h"
+#include "src/bucket/block_digests.h"
 #include "tests/bucket/device_child.h"
 #include "tests/cuda/random_boxes.h"
 #include "tests/support/must.h"
@@ -451,6 +452,23 @@ TEST_P(DeviceConformance, ABlockOutlivesTheProcessThatMadeIt) {
   left.fd.reset();
   EXPECT_EQ(read(must(device_->open_block(again, bytes, Access::kRead))->address(), kLeftBytes),
             changed);
+}
+
+TEST_P(DeviceConformance, TheBytesOfBlocksAreDigestedWhereTheyLie) {
+  std::vector<BlockFile> blocks;
+  std::vector<Digest> expected;
+  for (const std::uint64_t seed : {1u, 2u, 3u}) {
+    const auto bytes = pattern(seed * (2 << 20), seed);
+    const auto block = must(device_->allocate_block(bytes.size()));
+    const Upload upload{.from = bytes.data(), .to = block->address(), .run_bytes = bytes.size()};
+    must(stream_->upload({&upload, 1}));
+    must(stream_->finish(soon()));
+    for (std::size_t at = 0; at < bytes.size(); at += kPieceBytes) {
+      expected.push_back(blake3(std::span(bytes).subspan(at, kPieceBytes)));
+    }
+    blocks.push_back({must(block->export_descriptor()), block->bytes()});
+  }
+  EXPECT_EQ(must(digest_blocks(*device_, blocks, soon())), expected);
 }
 
 TEST_P(DeviceConformance, TheMemoryOfABlockGoesWithItsLastDescriptor) {

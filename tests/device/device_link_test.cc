@@ -5,11 +5,15 @@
 #include <future>
 #include <span>
 
+#include <fcntl.h>
+
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <gtest/gtest.h>
 
+#include "src/base/blake3.h"
+#include "src/bucket/double_device.h"
 #include "src/bucket/round_plan.h"
 #include "src/ipc/frame.h"
 #include "tests/device/bucket_worker.h"
@@ -85,6 +89,62 @@ class DeviceLinkTest : public ::testing::Test, private DeviceEvents {
   std::optional<ReadsEnded> ended_;
   std::unique_ptr<DeviceLink> link_;
 };
+
+std::vector<bucket::BlockFile> blocks_of(const UniqueFd& block, std::uint64_t bytes) {
+  std::vector<bucket::BlockFile> blocks;
+  blocks.push_back({UniqueFd(::fcntl(block.get(), F_DUPFD_CLOEXEC, 0)), bytes});
+  return blocks;
+}
+
+TEST_F(DeviceLinkTest, BlocksOfAnotherProcessAreDigested) {
+  constexpr std::uint64_t kBytes = 6 << 20;
+  const auto device = bucket::make_double_device("double:1", kBytes);
+  const auto block = *device->allocate_block(kBytes);
+  auto* const bytes = reinterpret_cast<unsigned char*>(block->address());
+  for (std::uint64_t i = 0; i < kBytes; ++i) bytes[i] = static_cast<unsigned char>(i * 7 >> 3);
+  const UniqueFd descriptor = *block->export_descriptor();
+  std::vector<Digest> expected;
+  for (std::uint64_t at = 0; at < kBytes; at += 1 << 20) {
+    expected.push_back(blake3({reinterpret_cast<std::byte*>(bytes) + at, 1 << 20}));
+  }
+  start();
+  std::vector<Result<std::vector<Digest>>> answers;
+  const auto take = [&](Result<std::vector<Digest>> answer) {
+    answers.push_back(std::move(answer));
+  };
+  // Nobody serves yet.
+  link_->check_blocks("double:1", blocks_of(descriptor, kBytes), take);
+  EXPECT_TRUE(answers.empty()) << "it is answered later";
+  ASSERT_TRUE(until([&] { return answers.size() == 1; }));
+  EXPECT_FALSE(answers[0]);
+  ASSERT_TRUE(serving());
+  link_->check_blocks("double:1", blocks_of(descriptor, kBytes), take);
+  ASSERT_TRUE(until([&] { return answers.size() == 2; }));
+  ASSERT_TRUE(answers[1]) << answers[1].error().message();
+  EXPECT_EQ(*answers[1], expected);
+  link_->check_blocks("double:1", blocks_of(descriptor, kBytes / 2), take);
+  ASSERT_TRUE(until([&] { return answers.size() == 3; }));
+  EXPECT_EQ(answers[2].error().code(), ErrorCode::kInvalid);
+  link_->check_blocks("double:9", blocks_of(descriptor, kBytes), take);
+  ASSERT_TRUE(until([&] { return answers.size() == 4; }));
+  EXPECT_EQ(answers[3].error().code(), ErrorCode::kNotFound);
+  EXPECT_EQ(link_->status().restarts, 0u);
+}
+
+TEST_F(DeviceLinkTest, ACheckThatLosesItsProcessIsAnswered) {
+  const auto device = bucket::make_double_device("double:1", 2 << 20);
+  const UniqueFd descriptor = *(*device->allocate_block(2 << 20))->export_descriptor();
+  start();
+  ASSERT_TRUE(serving());
+  const auto pid = static_cast<pid_t>(link_->status().pid);
+  ::kill(pid, SIGSTOP);
+  std::optional<Result<std::vector<Digest>>> answer;
+  link_->check_blocks("double:1", blocks_of(descriptor, 2 << 20),
+                      [&](Result<std::vector<Digest>> got) { answer = std::move(got); });
+  ::kill(pid, SIGKILL);
+  ASSERT_TRUE(until([&] { return answer.has_value(); }));
+  EXPECT_EQ(answer->error().code(), ErrorCode::kPeerLost) << answer->error().message();
+}
 
 // The descriptor of its slots comes over the socket; the answer goes back to its thread.
 TEST_F(DeviceLinkTest, ADirectSessionOffersItsSlotsAndUploadsWhatNoNicBrings) {

@@ -184,7 +184,8 @@ Result<int> run_keeper_command(const KeeperArgs& args) {
 }  // namespace
 
 void add_keeper(Command& app, Session& session) {
-  Command sub = app.command("keeper", "Hold resident copies of workers. For agents, which start it.");
+  Command sub =
+      app.command("keeper", "Hold resident copies of workers. For agents, which start it.");
   sub.hide();
   auto args = std::make_shared<KeeperArgs>();
   sub.option("--directory", args->directory, "DIR/agent of the agent's store").required();

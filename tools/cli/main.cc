@@ -181,7 +181,7 @@ int run_main(int argc, char** argv) {
                          add_doctor,        add_support_bundle,
                          add_config,        add_completion,
                          add_man,           add_version,
-                         add_device_process}) {
+                         add_device_process, add_keeper}) {
     add(root, session);
   }
   // After the subcommands, which would inherit it.

@@ -17,6 +17,7 @@
 #include "recovery/rpc/convert.h"
 #include "src/base/log.h"
 #include "src/base/worker_pool.h"
+#include "src/bucket/block_digests.h"
 #include "src/ipc/channel.h"
 #include "src/tensor/checkpoint.h"
 
@@ -27,6 +28,9 @@ namespace {
 // How long the report of a lost device may take to leave this process.
 constexpr std::chrono::milliseconds kLastReport{500};
 constexpr std::chrono::hours kNoDeadline{1};
+// A GPU checks its whole memory in a fraction of a second; a double, or a GPU whose digests the
+// host computes, in a minute.
+constexpr std::chrono::seconds kCheckDeadline{120};
 // A drop of idle communicators is tried again after this, while an id is being made.
 constexpr std::chrono::seconds kDropAgain{1};
 // Any number of tiles is fine here: the session knows how many there are.
@@ -56,6 +60,7 @@ class Process {
   Result<void> serve(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors);
   Result<void> begin(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors);
   void make_id(std::uint64_t number);
+  void check_blocks(const proto::CheckBlocks& order, std::vector<UniqueFd> descriptors);
   std::optional<TimePoint> drop_communicators(TimePoint now);
   Result<void> report_pinned();
   Result<void> report_sessions();
@@ -74,6 +79,8 @@ class Process {
   Sessions sessions_{bell_};
   // Making the first id may take seconds, while pings are answered.
   WorkerPool id_maker_{"rk-meet", 1, 64};
+  // The GPUs of a host are checked side by side.
+  WorkerPool checkers_{"rk-check", 8, 256};
 };
 
 Result<void> Process::send(const proto::DevicesToAgent& frame, std::vector<UniqueFd> descriptors) {
@@ -189,6 +196,9 @@ Result<void> Process::on_frame(const proto::AgentToDevices& frame,
     case proto::AgentToDevices::kMakeId:
       make_id(frame.make_id().number());
       return {};
+    case proto::AgentToDevices::kCheck:
+      check_blocks(frame.check(), std::move(descriptors));
+      return {};
     case proto::AgentToDevices::kPing: {
       proto::DevicesToAgent answer;
       answer.mutable_pong();
@@ -285,6 +295,40 @@ void Process::make_id(std::uint64_t number) {
   };
   const bool queued = id_maker_.try_submit([this, answer] { answer(communicators_.make_id()); });
   if (!queued) answer(fail(ErrorCode::kExhausted, "too many meetings are asked for at once"));
+}
+
+// As digest_blocks().
+Result<std::vector<Digest>> check(const Devices& devices, const proto::CheckBlocks& order,
+                                  std::vector<UniqueFd> descriptors) {
+  if (!devices.contains(order.device())) {
+    return fail(ErrorCode::kNotFound, "there is no device {}", order.device());
+  }
+  if (descriptors.size() != static_cast<std::size_t>(order.bytes_size())) {
+    return fail(ErrorCode::kInvalid, "{} descriptors came for {} blocks", descriptors.size(),
+                order.bytes_size());
+  }
+  std::vector<bucket::BlockFile> blocks;
+  for (int i = 0; i < order.bytes_size(); ++i) {
+    blocks.push_back({std::move(descriptors[static_cast<std::size_t>(i)]), order.bytes(i)});
+  }
+  TRY(bucket::Device* const device, devices.open(order.device()));
+  return bucket::digest_blocks(*device, blocks, steady_now() + kCheckDeadline);
+}
+
+void Process::check_blocks(const proto::CheckBlocks& order, std::vector<UniqueFd> descriptors) {
+  const auto answer = [this, number = order.number()](const Result<std::vector<Digest>>& digests,
+                                                      Duration elapsed) {
+    proto::DevicesToAgent frame;
+    *frame.mutable_checked() = to_proto(number, digests, elapsed);
+    sessions_.post(std::move(frame));
+  };
+  const auto files = std::make_shared<std::vector<UniqueFd>>(std::move(descriptors));
+  const bool queued = checkers_.try_submit([this, answer, order, files] {
+    const TimePoint begun = steady_now();
+    const auto digests = check(devices_, order, std::move(*files));
+    answer(digests, steady_now() - begun);
+  });
+  if (!queued) answer(fail(ErrorCode::kExhausted, "too many copies are being checked"), {});
 }
 
 // Returns when to look next.
