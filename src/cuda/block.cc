@@ -1,10 +1,35 @@
 #include "src/cuda/block.h"
 
+#include <cerrno>
+
+#include <fcntl.h>
+
 #include "src/base/units.h"
 
 namespace rekindle::cuda {
 
 namespace {
+
+// Whether a block could not be opened because it is none, or has another size. For a file that is
+// no block, the driver says "unknown error"; the device goes on working.
+bool is_no_block(CUresult result) {
+  switch (result) {
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_INVALID_HANDLE:
+    case CUDA_ERROR_INVALID_DEVICE:
+    case CUDA_ERROR_NOT_SUPPORTED:
+    case CUDA_ERROR_UNKNOWN:
+      return true;
+    default:
+      return false;
+  }
+}
+
+Result<UniqueFd> copy_of(int fd) {
+  UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!copy) return fail_errno(errno, "keep the descriptor of a block");
+  return copy;
+}
 
 CUmemAllocationProp properties_on(CUdevice device) {
   CUmemAllocationProp properties{};
@@ -48,21 +73,21 @@ Result<std::unique_ptr<CudaBlock>> CudaBlock::create(const std::shared_ptr<const
 Result<std::unique_ptr<CudaBlock>> CudaBlock::open(const std::shared_ptr<const Context>& context,
                                                    int fd, std::uint64_t bytes,
                                                    bucket::Access access) {
+  TRY(UniqueFd descriptor, copy_of(fd));
   const Api& api = context->api();
   CUmemGenericAllocationHandle allocation{};
   // The driver takes the descriptor as the value of a pointer.
-  void* const descriptor = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
+  void* const handle = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
   CUresult result = context->run([&] {
-    return api.block_import(&allocation, descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    return api.block_import(&allocation, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   });
   const auto refused = [&](std::string_view what) {
     const Error error = unavailable_of(api, result, what);
-    const bool wrong = result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE ||
-                       result == CUDA_ERROR_INVALID_DEVICE;
-    return wrong ? fail(Error(ErrorCode::kInvalid, error.message())) : fail(error);
+    return is_no_block(result) ? fail(Error(ErrorCode::kInvalid, error.message())) : fail(error);
   };
   if (result != CUDA_SUCCESS) return refused("open a block of another process");
   std::unique_ptr<CudaBlock> block(new CudaBlock(context, allocation, bytes));
+  block->descriptor_ = std::move(descriptor);
   result = block->map(access);
   if (result != CUDA_SUCCESS) {
     return refused(fmt::format("map a block of another process, with {} bytes", bytes));
@@ -100,6 +125,7 @@ CudaBlock::~CudaBlock() {
 }
 
 Result<UniqueFd> CudaBlock::export_descriptor() {
+  if (descriptor_) return copy_of(descriptor_.get());
   const Api& api = context().api();
   int fd = -1;
   const CUresult result = context().run([&] {

@@ -39,6 +39,9 @@ class CudaBlock final : public bucket::Block {
   const Context& context() const { return allocation_.context(); }
 
   const AllocationHandle allocation_;
+  // Of a block that was opened: the driver exports only what this process has made. Empty
+  // otherwise.
+  UniqueFd descriptor_;
   const std::uint64_t bytes_;
   // 0: no address was reserved.
   CUdeviceptr address_ = 0;

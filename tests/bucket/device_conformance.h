@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include <fcntl.h>
 #include <sys/mman.h>
 
 #include <gtest/gtest.h>
@@ -491,9 +492,17 @@ TEST_P(DeviceConformance, WhatIsNoBlockIsNotOpened) {
     EXPECT_EQ(opened.error().code(), ErrorCode::kInvalid) << opened.error().message();
   }
   const UniqueFd file(::memfd_create("no block", MFD_CLOEXEC));
-  EXPECT_EQ(device_->open_block(file, bytes, Access::kRead).error().code(), ErrorCode::kInvalid);
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  for (const UniqueFd* const stranger : {&file, &null, &descriptor}) {
+    const std::uint64_t size = stranger == &descriptor ? bytes * 2 : bytes;
+    const auto opened = device_->open_block(*stranger, size, Access::kRead);
+    ASSERT_FALSE(opened);
+    EXPECT_EQ(opened.error().code(), ErrorCode::kInvalid) << opened.error().message();
+  }
   EXPECT_EQ(device_->open_block(UniqueFd(), bytes, Access::kRead).error().code(),
             ErrorCode::kInvalid);
+  // The device still works.
+  EXPECT_TRUE(device_->open_block(descriptor, bytes, Access::kRead));
   EXPECT_EQ(device_->allocate_block(0).error().code(), ErrorCode::kInvalid);
 }
 
