@@ -345,7 +345,7 @@ void DeviceLink::reads_over(std::uint64_t session, const std::string& why) {
   (void)send(frame);
 }
 
-// The call is posted: the caller may be in the middle of a change of its own.
+// Posted, because the caller may be in the middle of a change.
 void DeviceLink::later(std::function<void()> call) {
   asio::post(executor_, [lifetime = std::weak_ptr(lifetime_), call = std::move(call)] {
     if (!lifetime.expired()) call();

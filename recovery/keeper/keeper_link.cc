@@ -204,7 +204,7 @@ Result<UniqueFd> KeeperLink::reach() const {
   return fd;
 }
 
-// In a session of its own, because it outlives this process.
+// In a new session, because the keeper outlives this process.
 Result<void> KeeperLink::start_keeper() {
   reap();
   const std::string log = options_.directory / kLogFile;

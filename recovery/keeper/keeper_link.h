@@ -25,7 +25,7 @@ struct KeeperLinkOptions {
   std::filesystem::path directory;
   // Starts a keeper: `program` keeper --directory DIR/agent --idle SECONDS. Empty: another has to.
   std::string program = "/proc/self/exe";
-  // How long a keeper that was started may stay without copies and agents.
+  // A keeper that this link has started ends after this time without copies and agents.
   std::chrono::seconds idle{60};
   // Of each call, the start of a keeper included.
   std::chrono::milliseconds deadline{5000};

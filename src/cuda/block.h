@@ -39,8 +39,8 @@ class CudaBlock final : public bucket::Block {
   const Context& context() const { return allocation_.context(); }
 
   const AllocationHandle allocation_;
-  // Of a block that was opened: the driver exports only what this process has made. Empty
-  // otherwise.
+  // Of a block that was opened, because the driver exports only blocks that this process has made.
+  // Empty otherwise.
   UniqueFd descriptor_;
   const std::uint64_t bytes_;
   // 0: no address was reserved.

@@ -1,5 +1,5 @@
-// How fast a worker that was killed has its weights again if they stayed in the memory of its GPU,
-// beside an upload of as many bytes from pinned memory in the same run.
+// The time until the successor of a killed worker has its weights again if they stayed in the
+// memory of the GPU, beside an upload of as many bytes from pinned memory in the same run.
 //
 //   resident_bench [GIB [BLOCKS [RUNS]]]      64, 64, 5
 //
