@@ -35,9 +35,11 @@ Task<void> held([[maybe_unused]] std::shared_ptr<JointShare> share, Task<void> t
 }  // namespace
 
 JointShare::JointShare(boost::asio::any_io_executor executor, JointAgent& agent, ModelVersion id,
-                       std::uint32_t world)
+                       std::uint32_t world, JointMetrics* metrics)
     : agent_(agent),
       id_(std::move(id)),
+      metrics_(metrics),
+      phase_began_(steady_now()),
       course_(executor, id_),
       ranks_(id_, world),
       reports_(agent_, ranks_, course_),
@@ -155,6 +157,7 @@ Task<void> JointShare::run() {
   } catch (const std::exception& thrown) {
     done = fail(ErrorCode::kInternal, "{}: {}", id_.to_string(), thrown.what());
   }
+  if (metrics_ != nullptr) metrics_->count(done, work_);
   if (!done) end(std::move(done).error());
   // Before the files go, which takes seconds: the ranks may begin anew at once.
   co_await say_goodbye();
@@ -198,11 +201,19 @@ Task<void> JointShare::keep_time() {
   }
 }
 
+void JointShare::enter(std::string_view phase) {
+  const TimePoint now = steady_now();
+  work_.phases[phase_] += now - std::exchange(phase_began_, now);
+  phase_ = phase;
+}
+
 Task<Result<void>> JointShare::take_steps() {
   CO_TRY_VOID(agent_.check_not_retiring(id_));
   CO_TRY_VOID(co_await gather());
   log::info("joint.roster", "version", id_.to_string(), "hosts", roster_.hosts.size(), "ranks",
             ranks_.world(), "lead", roster_.lead().name());
+  enter("plan");
+  work_.ranks = roster_.ranks().size();
   spawn("joint.watch", lead_.watch());
   spawn("joint.roster", reports_.keep(roster_.ranks()));
   CO_TRY(auto declarations, ranks_.declarations(roster_.ranks()));
@@ -210,13 +221,19 @@ Task<Result<void>> JointShare::take_steps() {
   CO_TRY_VOID(co_await lead_.declare(std::move(own)));
   CO_TRY_VOID(co_await lead_.reach(proto::JOINT_WRITING));
   CO_TRY_VOID(co_await make_plan());
+  enter("write");
   const auto filled = [this] { return ranks_.unfilled(roster_.ranks()).empty(); };
   CO_TRY_VOID(co_await course_.wait_for(filled));
+  enter("digest");
   CO_TRY_VOID(co_await send_leaves());
+  if (copy_->part() != nullptr) work_.bytes = copy_->part()->layout().payload_bytes();
+  enter("claim");
   CO_TRY_VOID(co_await lead_.reach(proto::JOINT_COMMITTING));
+  enter("commit");
   CO_TRY_VOID(co_await commit_copy());
   CO_TRY_VOID(co_await lead_.confirm());
   CO_TRY_VOID(co_await lead_.reach(proto::JOINT_COMPLETE));
+  enter({});
   course_.complete(lead_.root());
   co_return Result<void>();
 }

@@ -11,6 +11,7 @@
 #include "recovery/joint/course.h"
 #include "recovery/joint/host_copy.h"
 #include "recovery/joint/joint_agent.h"
+#include "recovery/joint/joint_metrics.h"
 #include "recovery/joint/joint_roster.h"
 #include "recovery/joint/lead_desk.h"
 #include "recovery/joint/lead_link.h"
@@ -33,8 +34,9 @@ struct RankPlaces {
 // thread only.
 class JointShare : public std::enable_shared_from_this<JointShare> {
  public:
+  // `metrics` outlives it; nullptr: nobody counts.
   JointShare(boost::asio::any_io_executor executor, JointAgent& agent, ModelVersion id,
-             std::uint32_t world);
+             std::uint32_t world, JointMetrics* metrics = nullptr);
 
   const ModelVersion& id() const { return id_; }
   // 0: the roster is not complete.
@@ -61,6 +63,8 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
 
  private:
   async::Task<Result<void>> take_steps();
+  // The current phase ends, and the next one begins.
+  void enter(std::string_view phase);
   // Waits for the roster. The agent of rank 0 becomes the lead.
   async::Task<Result<void>> gather();
   async::Task<Result<void>> make_plan();
@@ -77,6 +81,10 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
 
   JointAgent& agent_;
   const ModelVersion id_;
+  JointMetrics* const metrics_;
+  JointWork work_;
+  std::string_view phase_ = kJointPhases.front();
+  TimePoint phase_began_;
   Course course_;
   LocalRanks ranks_;
   RankReports reports_;
