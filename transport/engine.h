@@ -92,6 +92,15 @@ struct PathStats {
   std::uint64_t failures = 0;
 };
 
+// What all paths of one transport over one NIC of this host have done, from whichever sources.
+struct RailStats {
+  std::string transport;
+  std::string home;  // of PollerHome: the NIC, ""
+  std::uint64_t bytes = 0;
+  // While at least one slice was in flight here.
+  Duration busy{0};
+};
+
 struct BatchProgress {
   std::uint64_t slices_done = 0;
   std::uint64_t bytes_done = 0;
@@ -102,6 +111,8 @@ struct BatchProgress {
   TimePoint last_byte{};
   std::vector<SourceStats> sources;
   std::vector<PathStats> paths;
+  // In the order in which their first paths came.
+  std::vector<RailStats> rails;
 };
 
 struct Starvation {

@@ -138,7 +138,9 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
   if (options.metrics == nullptr) return;
   publish_metrics_ = std::make_unique<PublishMetrics>(*options.metrics);
   pull_metrics_ = std::make_unique<pull::PullMetrics>(*options.metrics);
+  joint_metrics_ = std::make_unique<joint::JointMetrics>(*options.metrics);
   publisher_.count_in(publish_metrics_.get());
+  joint_.count_in(joint_metrics_.get());
   environment_.metrics = pull_metrics_.get();
 }
 

@@ -128,6 +128,7 @@ class AgentCore {
   joint::JointPublications joint_;
   // nullptr: nobody asks for metrics.
   std::unique_ptr<PublishMetrics> publish_metrics_;
+  std::unique_ptr<joint::JointMetrics> joint_metrics_;
   std::unique_ptr<pull::PullMetrics> pull_metrics_;
   pull::PullEnvironment environment_;
   AgentPulls pulls_;

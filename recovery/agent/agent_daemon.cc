@@ -359,6 +359,7 @@ void Daemon::read_metrics(metrics::Readings& readings) const {
   figures.pooled_bytes = core_->store().pooled_bytes();
   figures.tcp_connections = tcp_->stats().connections;
   figures.scrub = core_->health().scrubbed();
+  if (core_->rdma() != nullptr) figures.windows = core_->rdma()->windows();
   read_agent(status(), figures, readings);
   tracing_.read(readings);
 }

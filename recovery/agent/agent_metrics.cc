@@ -43,6 +43,22 @@ void read_store(const proto::AgentStatusResponse& status, const AgentFigures& fi
                    static_cast<double>(figures.scrub.wrong));
 }
 
+void read_windows(const WindowFigures& windows, metrics::Readings& readings) {
+  readings.gauge("rekindle_memory_windows",
+                 "Memory windows through which pullers may read by RDMA.",
+                 static_cast<double>(windows.in_use));
+  readings.gauge("rekindle_memory_windows_limit", "Memory windows that the RDMA devices have.",
+                 static_cast<double>(windows.limit));
+  readings.counter("rekindle_memory_windows_bound_total", "Memory windows that were bound.",
+                   static_cast<double>(windows.bound));
+  readings.counter("rekindle_memory_windows_invalidated_total",
+                   "Memory windows that were invalidated when a puller's right to read ended.",
+                   static_cast<double>(windows.invalidated));
+  readings.counter("rekindle_memory_windows_refused_total",
+                   "Times that an RDMA device had no memory window left.",
+                   static_cast<double>(windows.refused));
+}
+
 void read_workers(const proto::AgentStatusResponse& status, metrics::Readings& readings) {
   Counts instances;
   Counts sessions;
@@ -93,6 +109,7 @@ void read_agent(const proto::AgentStatusResponse& status, const AgentFigures& fi
                    "counted by the puller only.",
                    static_cast<double>(status.bytes_served()), {{"transport", "tcp"}});
   read_store(status, figures, readings);
+  read_windows(figures.windows, readings);
   read_workers(status, readings);
   read_devices(status.devices(), readings);
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "proto/agent.pb.h"
+#include "recovery/agent/rdma.h"
 #include "recovery/metrics/metrics.h"
 #include "recovery/worker/scrubber.h"
 
@@ -13,6 +14,7 @@ struct AgentFigures {
   std::uint64_t epoch = 0;
   std::uint64_t pooled_bytes = 0;
   std::uint64_t tcp_connections = 0;
+  WindowFigures windows;
   worker::ScrubTotals scrub;
 };
 

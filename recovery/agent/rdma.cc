@@ -39,6 +39,7 @@ class VerbsRdma final : public Rdma {
   }
   bool maps_files_for_writing() const override { return registrar_->maps_files_for_writing(); }
   Result<std::vector<std::string>> homes_near_gpu(std::string_view uuid) const override;
+  WindowFigures windows() const override;
   transport::HandshakeConnector& connector() override { return *connector_; }
   std::unique_ptr<transport::Server> serve(transport::SegmentRegistry& registry,
                                            const Incarnation& incarnation) override {
@@ -52,6 +53,19 @@ class VerbsRdma final : public Rdma {
   const std::unique_ptr<MemoryRegistrar> registrar_;
   const std::unique_ptr<transport::HandshakeConnector> connector_;
 };
+
+WindowFigures VerbsRdma::windows() const {
+  WindowFigures sum;
+  for (const auto& device : fabric_->devices()) {
+    const auto& counts = device->windows();
+    sum.in_use += counts.allocated;
+    if (device->limits().memory_windows_2b) sum.limit += device->limits().max_mw;
+    sum.bound += counts.bound;
+    sum.invalidated += counts.invalidated;
+    sum.refused += counts.refused;
+  }
+  return sum;
+}
 
 Result<std::vector<std::string>> VerbsRdma::homes_near_gpu(std::string_view uuid) const {
   if (!gpu_direct_) return fail(ErrorCode::kNotFound, "--gpu-direct is off");

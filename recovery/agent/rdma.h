@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -24,6 +25,16 @@ struct RdmaOptions {
   bool gpu_direct = false;
 };
 
+// The memory windows of all devices.
+struct WindowFigures {
+  std::uint64_t in_use = 0;
+  std::uint64_t limit = 0;  // 0: no device has windows of type 2B
+  // Since the start.
+  std::uint64_t bound = 0;
+  std::uint64_t invalidated = 0;
+  std::uint64_t refused = 0;  // a device had none left
+};
+
 // The RDMA devices of this host, their registered memory, and the two ends of the transport over
 // them. Hides whether this build has RDMA at all.
 class Rdma {
@@ -40,6 +51,7 @@ class Rdma {
   // The homes of the rails that may write to the memory of the GPU with this UUID, by the choice of
   // choose_gpu_rails(). kUnavailable: there are none. kNotFound: RdmaOptions::gpu_direct is off.
   virtual Result<std::vector<std::string>> homes_near_gpu(std::string_view uuid) const = 0;
+  virtual WindowFigures windows() const = 0;
   virtual transport::HandshakeConnector& connector() = 0;
   virtual std::unique_ptr<transport::Server> serve(transport::SegmentRegistry& registry,
                                                    const Incarnation& incarnation) = 0;

@@ -59,7 +59,7 @@ void read_work(const Core& core, metrics::Readings& readings) {
     ++instances[state_name(Instances::answer(instance).state)];
   }
   readings.gauge_by_state("rekindle_fleet_instances",
-                          "Instances that workers report to the coordinator, by state.",
+                          "Instances with ranks on several hosts, by state.",
                           {"loading", "committed", "unfit"}, instances);
   Counts rounds;
   for (const auto& [id, round] : core.rounds().all()) ++rounds[to_string(round.phase())];

@@ -49,7 +49,7 @@ Task<Result<RankPlaces>> JointPublications::declare(ModelVersion id, std::uint32
       co_return fail(ErrorCode::kExhausted, "{} joint publications are under way on this host",
                      shares_.size());
     }
-    share = std::make_shared<JointShare>(executor_, agent_, id, world);
+    share = std::make_shared<JointShare>(executor_, agent_, id, world, metrics_);
     shares_.push_back(share);
     tasks_.spawn("joint.share", run(share));
   }

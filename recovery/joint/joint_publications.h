@@ -19,6 +19,8 @@ class JointPublications {
   // `agent` outlives it.
   JointPublications(boost::asio::any_io_executor executor, JointAgent& agent);
 
+  // `metrics` outlives it.
+  void count_in(JointMetrics* metrics) { metrics_ = metrics; }
   // Answers the calls of other agents.
   void install(rpc::RpcServer& server);
 
@@ -46,6 +48,7 @@ class JointPublications {
 
   const boost::asio::any_io_executor executor_;
   JointAgent& agent_;
+  JointMetrics* metrics_ = nullptr;
   // Those that are over still answer other agents for a while.
   std::list<std::shared_ptr<JointShare>> shares_;
   async::TaskGroup tasks_;

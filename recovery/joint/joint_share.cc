@@ -35,9 +35,10 @@ Task<void> held([[maybe_unused]] std::shared_ptr<JointShare> share, Task<void> t
 }  // namespace
 
 JointShare::JointShare(boost::asio::any_io_executor executor, JointAgent& agent, ModelVersion id,
-                       std::uint32_t world)
+                       std::uint32_t world, JointMetrics* metrics)
     : agent_(agent),
       id_(std::move(id)),
+      metrics_(metrics),
       course_(executor, id_),
       ranks_(id_, world),
       reports_(agent_, ranks_, course_),
@@ -67,7 +68,7 @@ Task<Result<RankPlaces>> JointShare::declare(std::uint32_t world, Declaration de
                                              std::uint64_t owner, TimePoint give_up) {
   const std::uint32_t rank = declaration.rank;
   CO_TRY_VOID(ranks_.declare(world, std::move(declaration), owner));
-  trace_.enter_phase(rank, "roster");
+  trace_.enter_phase(rank, "gather");
   course_.notify();
   const auto settled = [this, rank, owner] {
     return plan_ != nullptr || !ranks_.owns(rank, owner);
@@ -161,6 +162,8 @@ Task<void> JointShare::run() {
     done = fail(ErrorCode::kInternal, "{}: {}", id_.to_string(), thrown.what());
   }
   trace_.end(roster_, done);
+  work_.phases = trace_.took();
+  if (metrics_ != nullptr) metrics_->count(done, work_);
   if (!done) end(std::move(done).error());
   // Before the files go, which takes seconds: the ranks may begin anew at once.
   co_await say_goodbye();
@@ -206,11 +209,12 @@ Task<void> JointShare::keep_time() {
 
 Task<Result<void>> JointShare::take_steps() {
   CO_TRY_VOID(agent_.check_not_retiring(id_));
-  trace_.enter_phase("roster");
+  trace_.enter_phase("gather");
   CO_TRY_VOID(co_await gather());
   trace_.enter_phase("plan");
   log::info("joint.roster", "version", id_.to_string(), "hosts", roster_.hosts.size(), "ranks",
             ranks_.world(), "lead", roster_.lead().name());
+  work_.ranks = roster_.ranks().size();
   spawn("joint.watch", lead_.watch());
   spawn("joint.roster", reports_.keep(roster_.ranks()));
   CO_TRY(auto declarations, ranks_.declarations(roster_.ranks()));
@@ -223,6 +227,7 @@ Task<Result<void>> JointShare::take_steps() {
   CO_TRY_VOID(co_await course_.wait_for(filled));
   trace_.enter_phase("digest");
   CO_TRY_VOID(co_await send_leaves());
+  if (copy_->part() != nullptr) work_.bytes = copy_->part()->layout().payload_bytes();
   trace_.enter_phase("claim");
   CO_TRY_VOID(co_await lead_.reach(proto::JOINT_COMMITTING));
   trace_.enter_phase("commit");

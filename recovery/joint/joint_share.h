@@ -11,6 +11,7 @@
 #include "recovery/joint/course.h"
 #include "recovery/joint/host_copy.h"
 #include "recovery/joint/joint_agent.h"
+#include "recovery/joint/joint_metrics.h"
 #include "recovery/joint/joint_roster.h"
 #include "recovery/joint/joint_trace.h"
 #include "recovery/joint/lead_desk.h"
@@ -34,8 +35,9 @@ struct RankPlaces {
 // thread only.
 class JointShare : public std::enable_shared_from_this<JointShare> {
  public:
+  // `metrics` outlives it; nullptr: nobody counts.
   JointShare(boost::asio::any_io_executor executor, JointAgent& agent, ModelVersion id,
-             std::uint32_t world);
+             std::uint32_t world, JointMetrics* metrics = nullptr);
 
   const ModelVersion& id() const { return id_; }
   // 0: the roster is not complete.
@@ -78,6 +80,8 @@ class JointShare : public std::enable_shared_from_this<JointShare> {
 
   JointAgent& agent_;
   const ModelVersion id_;
+  JointMetrics* const metrics_;
+  JointWork work_;
   Course course_;
   LocalRanks ranks_;
   RankReports reports_;

@@ -22,6 +22,12 @@ void JointTrace::enter(Phases& phases, std::string name) {
   if (phases.size() < kMostPhases) phases.push_back({std::move(name), steady_now(), {}});
 }
 
+std::map<std::string, Duration> JointTrace::took() const {
+  std::map<std::string, Duration> took;
+  for (const Phase& phase : phases_) took[phase.name] += phase.ended - phase.began;
+  return took;
+}
+
 void JointTrace::end_phase(std::uint32_t rank) {
   const auto found = ranks_.find(rank);
   if (found != ranks_.end()) close(found->second);
@@ -39,11 +45,11 @@ void JointTrace::record(const trace::Context& parent, const std::string& name, P
 }
 
 void JointTrace::end(const Roster& roster, const Result<void>& outcome) {
+  close(phases_);
   if (tracer_ == nullptr || roster.number == 0 || phases_.empty()) return;
   const auto lead = Incarnation::from_bytes(roster.hosts.front().node.incarnation());
   if (!lead) return;
   const std::string error = outcome ? "" : outcome.error().message();
-  close(phases_);
   trace::Span span;
   span.context = trace::publication_context(roster.id, roster.number, *lead);
   span.name = "publication";

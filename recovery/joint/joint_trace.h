@@ -28,6 +28,8 @@ class JointTrace {
     if (ranks_.contains(rank) || ranks_.size() < kMostRanks) enter(ranks_[rank], std::move(name));
   }
   void end_phase(std::uint32_t rank);
+  // Of each phase of this agent, after end().
+  std::map<std::string, Duration> took() const;
   // Nothing is recorded if the roster is not complete.
   void end(const Roster& roster, const Result<void>& outcome);
 

@@ -87,6 +87,7 @@ DirectTransfer::DirectTransfer(const PullEnvironment& environment, Silence& sile
       opener_(environment, silence, std::move(options.paths)),
       wrong_(sources_.size()),
       tick_(std::move(options.tick)),
+      moved_(environment.metrics, Landing::kGpu),
       connects_(environment.executor),
       buckets_(plan_->buckets.size()),
       regions_(sources_.size()),
@@ -202,7 +203,9 @@ async::Task<std::string> DirectTransfer::run() {
   }
   std::optional<std::string> why;
   for (;;) {
-    if (auto finished = take_events()) {
+    auto finished = take_events();
+    moved_.look(batch_->progress());
+    if (finished) {
       if (!why) why = *finished ? "every bucket was read" : finished->error().message();
       break;
     }

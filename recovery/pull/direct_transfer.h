@@ -14,6 +14,7 @@
 #include "recovery/pull/direct_reads.h"
 #include "recovery/pull/path_opener.h"
 #include "recovery/pull/pull_environment.h"
+#include "recovery/pull/pull_metrics.h"
 #include "recovery/pull/pull_policy.h"
 #include "recovery/pull/source_plan.h"
 #include "recovery/pull/source_table.h"
@@ -117,6 +118,7 @@ class DirectTransfer final : private transport::SliceSource, private transport::
   PathOpener opener_;
   std::vector<WrongBytes> wrong_;
   const std::function<void()> tick_;
+  MovedBytes moved_;
   std::size_t accepted_ = 0;
   // Sources with paths, and why the last one has none.
   transport::SourceMask living_;

@@ -1,6 +1,6 @@
 #include "recovery/pull/pull_metrics.h"
 
-#include <algorithm>
+#include "src/base/clock.h"
 
 namespace rekindle::pull {
 
@@ -11,6 +11,8 @@ PullMetrics::PullMetrics(metrics::Metrics& metrics)
           "rekindle_pull_seconds", "How long pulls took that brought their copy."))),
       moved_(metrics.counters("rekindle_pull_moved_bytes_total",
                               "Payload bytes that pulls have received, right or wrong.")),
+      moving_(metrics.counters("rekindle_pull_moving_seconds_total",
+                               "Seconds in which a pull had slices in flight on the rail.")),
       resumed_bytes_(
           metrics.counter("rekindle_pull_resumed_bytes_total",
                           "Bytes that pulls did not fetch, because they were here already.")),
@@ -30,11 +32,16 @@ PullMetrics::PullMetrics(metrics::Metrics& metrics)
   for (const std::string_view phase : kPullPhases) {
     phases_[phase] = &metrics::add_seconds(phases, {{"phase", std::string(phase)}});
   }
-  for (const char* transport : {"tcp", "shm", "verbs"}) moved(transport, "");
+  for (const char* transport : {"tcp", "shm", "verbs"}) counters_of(transport, "", Landing::kHost);
+  counters_of("verbs", "", Landing::kGpu);
 }
 
-prometheus::Counter& PullMetrics::moved(const std::string& transport, const std::string& rail) {
-  return moved_.Add({{"transport", transport}, {"rail", rail}});
+PullMetrics::Rail PullMetrics::counters_of(const std::string& transport, const std::string& rail,
+                                           Landing landing) {
+  const prometheus::Labels labels = {{"transport", transport},
+                                     {"rail", rail},
+                                     {"memory", landing == Landing::kGpu ? "gpu" : "host"}};
+  return {moved_.Add(labels), moving_.Add(labels)};
 }
 
 void PullMetrics::succeeded(const TransferSummary& summary) {
@@ -55,13 +62,16 @@ void PullMetrics::lost_source(SourceState::Loss loss) {
 
 void MovedBytes::look(const transport::BatchProgress& progress) {
   if (metrics_ == nullptr) return;
-  paths_.resize(std::max(paths_.size(), progress.paths.size()));
-  for (std::size_t i = 0; i < progress.paths.size(); ++i) {
-    const transport::PathStats& stats = progress.paths[i];
-    Path& path = paths_[i];
-    if (path.counter == nullptr) path.counter = &metrics_->moved(stats.transport, stats.home);
-    path.counter->Increment(static_cast<double>(stats.bytes - path.bytes));
-    path.bytes = stats.bytes;
+  for (std::size_t i = 0; i < progress.rails.size(); ++i) {
+    const transport::RailStats& stats = progress.rails[i];
+    if (i == rails_.size()) {
+      rails_.push_back({metrics_->counters_of(stats.transport, stats.home, landing_)});
+    }
+    Rail& rail = rails_[i];
+    rail.counters.bytes.Increment(static_cast<double>(stats.bytes - rail.bytes));
+    rail.counters.seconds.Increment(seconds(stats.busy - rail.busy));
+    rail.bytes = stats.bytes;
+    rail.busy = stats.busy;
   }
   metrics_->retried_.Increment(static_cast<double>(progress.retried_slices - retried_));
   metrics_->stolen_.Increment(static_cast<double>(progress.stolen_slices - stolen_));

@@ -18,6 +18,9 @@ namespace rekindle::pull {
 inline constexpr std::array<std::string_view, 7> kPullPhases{
     "resolve", "plan", "allocate", "connect", "transfer", "verify", "commit"};
 
+// Where the bytes of a batch land.
+enum class Landing { kHost, kGpu };
+
 // The metrics of all pulls of this process. Control thread only.
 class PullMetrics {
  public:
@@ -30,14 +33,19 @@ class PullMetrics {
 
  private:
   friend class MovedBytes;
-  // By transport and the NIC of this host, "" where the transport knows none. Hosts have few NICs.
-  prometheus::Counter& moved(const std::string& transport, const std::string& rail);
+  struct Rail {
+    prometheus::Counter& bytes;
+    prometheus::Counter& seconds;
+  };
+  // `rail`: the NIC of this host, "" where the transport knows none. Hosts have few NICs.
+  Rail counters_of(const std::string& transport, const std::string& rail, Landing landing);
 
   prometheus::Counter& started_;
   metrics::OutcomeCounters outcomes_;
   prometheus::Histogram& took_;
   std::map<std::string_view, prometheus::Histogram*> phases_;
   metrics::Counters& moved_;
+  metrics::Counters& moving_;
   prometheus::Counter& resumed_bytes_;
   prometheus::Counter& refetched_bytes_;
   prometheus::Counter& retried_;
@@ -50,18 +58,21 @@ class PullMetrics {
 class MovedBytes {
  public:
   // nullptr: nothing is counted.
-  explicit MovedBytes(PullMetrics* metrics) : metrics_(metrics) {}
+  explicit MovedBytes(PullMetrics* metrics, Landing landing = Landing::kHost)
+      : metrics_(metrics), landing_(landing) {}
   void look(const transport::BatchProgress& progress);
 
  private:
-  struct Path {
-    prometheus::Counter* counter = nullptr;
+  struct Rail {
+    PullMetrics::Rail counters;
     std::uint64_t bytes = 0;
+    Duration busy{0};
   };
 
   PullMetrics* const metrics_;
-  // As in BatchProgress::paths.
-  std::vector<Path> paths_;
+  const Landing landing_;
+  // As in BatchProgress::rails.
+  std::vector<Rail> rails_;
   std::uint64_t retried_ = 0;
   std::uint64_t stolen_ = 0;
 };

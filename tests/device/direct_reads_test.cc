@@ -32,6 +32,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using transport::verbs::FakeCall;
 using transport::verbs::FakeNetwork;
 using transport::verbs::FakeVerbs;
@@ -150,6 +151,7 @@ class DirectReadsTest : public ::testing::Test {
     environment_.blocking_pool = &blocking_;
     environment_.digest_pool = &blocking_;
     environment_.handshakes = {&puller_->connector()};
+    environment_.metrics = &pull_metrics_;
   }
 
   static bucket::testing::Sample sample() {
@@ -279,6 +281,8 @@ class DirectReadsTest : public ::testing::Test {
   std::shared_ptr<const Checkpoint> checkpoint_;
   WorkerPool blocking_{"blocking", 2, 16};
   std::unique_ptr<transport::Engine> engine_ = transport::Engine::create({1});
+  metrics::Metrics metrics_;
+  pull::PullMetrics pull_metrics_{metrics_};
   pull::PullEnvironment environment_;
   pull::Silence silence_{20s, steady_now()};
   std::vector<std::string> near_{"mlx5_1:1"};
@@ -303,6 +307,17 @@ TEST_F(DirectReadsTest, EveryByteReachesTheWorkerAlthoughThisHostHasNoCopy) {
   EXPECT_EQ(end.bytes, sample_.contents().total_bytes());
   EXPECT_EQ(end.refilled, 0u);
   EXPECT_EQ(wanted_.size(), end.buckets);
+}
+
+TEST_F(DirectReadsTest, BytesThatNicsWriteIntoGpuMemoryAreCounted) {
+  const auto end = run(false);
+  EXPECT_FALSE(end.error) << end.error->message();
+  const std::string text = metrics_.text();
+  const std::string labels = R"({memory="gpu",rail="mlx5_1:1",transport="verbs"} )";
+  EXPECT_THAT(text, HasSubstr(fmt::format("\nrekindle_pull_moved_bytes_total{}{}\n", labels,
+                                          sample_.contents().total_bytes())));
+  EXPECT_THAT(text, HasSubstr("\nrekindle_pull_moving_seconds_total" + labels));
+  EXPECT_THAT(text, Not(HasSubstr("\nrekindle_pull_moving_seconds_total" + labels + "0\n")));
 }
 
 TEST_F(DirectReadsTest, AFlippedByteIsFoundOnTheDeviceAndItsTileIsReadAgain) {

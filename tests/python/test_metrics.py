@@ -11,6 +11,7 @@ import numpy
 import pytest
 import safetensors.numpy
 from conftest import ROOT, Rekindle, eventually
+from test_joint import SHARDS, publish_all, whole_tensors
 
 import rekindle
 
@@ -25,6 +26,7 @@ class Scrape:
     """The families of one answer, by name, and all samples."""
 
     def __init__(self, address):
+        self.address = address
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             self.text = answer.read().decode()
@@ -70,7 +72,7 @@ def page():
 @pytest.fixture(scope="module")
 def scraped(memory_directory):
     """Two agents and a coordinator, and one publication, one pull, one attach and some failures. Scrapes
-    before and after."""
+    before and after, and after two joint publications, of which one fails."""
     class Fleet(Rekindle):
         def _daemon(self, role, *arguments):
             arguments = [NODE if argument == "b" else argument for argument in arguments]
@@ -92,7 +94,13 @@ def scraped(memory_directory):
             serving = Scrape(a)
         eventually(lambda: Scrape(b).sum("rekindle_pulls_total") == 2)
         after = {name: Scrape(address) for name, address in (("coordinator", coordinator), ("a", a), ("b", b))}
-        yield sum(tensor.nbytes for tensor in tensors.values()), before, after, serving, a
+        shared = whole_tensors()
+        publish_all(fleet, "evil.joint@1", shared)
+        publish_all(fleet, "evil.joint@2", [shared, shared, shared, shared | {"norm": shared["norm"].astype("f8")}])
+        ends = lambda address: Scrape(address).sum("rekindle_joint_publications_total")
+        eventually(lambda: ends(a) == ends(b) == 2)
+        joint = {"a": Scrape(a), "b": Scrape(b)}
+        yield sum(tensor.nbytes for tensor in tensors.values()), before, after, serving, joint
     finally:
         fleet.close()
 
@@ -110,7 +118,8 @@ def test_bytes_agree_with_the_model(scraped):
     payload, before, after, *_ = scraped
     assert after["a"]("rekindle_published_bytes_total") == payload
     assert after["a"]("rekindle_publishes_total", result="ok") == 1
-    assert after["b"]("rekindle_pull_moved_bytes_total", transport="tcp", rail="") == payload
+    tcp = {"transport": "tcp", "rail": "", "memory": "host"}
+    assert after["b"]("rekindle_pull_moved_bytes_total", **tcp) == payload
     assert after["b"].sum("rekindle_pull_moved_bytes_total") == payload
     assert after["a"]("rekindle_served_bytes_total", transport="tcp") == payload
     assert before["b"].sum("rekindle_pull_moved_bytes_total") == 0
@@ -119,6 +128,43 @@ def test_bytes_agree_with_the_model(scraped):
     assert after["b"]("rekindle_pulls_total", result="ok") == 1
     assert after["b"]("rekindle_pull_seconds_count") == 1
     assert after["coordinator"]("rekindle_fleet_held_bytes") == 2 * payload
+
+
+def test_a_rail_moves_for_no_longer_than_the_transfer(scraped):
+    _, before, after, *_ = scraped
+    moving = after["b"]("rekindle_pull_moving_seconds_total", transport="tcp", rail="", memory="host")
+    assert before["b"].sum("rekindle_pull_moving_seconds_total") == 0
+    assert 0 < moving == after["b"].sum("rekindle_pull_moving_seconds_total")
+    assert moving <= after["b"]("rekindle_pull_phase_seconds_sum", phase="transfer")
+
+
+def bytes_of(tensors, shards):
+    """The bytes of the elements that some of these ranks have."""
+    total = 0
+    for name, tensor in tensors.items():
+        has = numpy.zeros(tensor.shape, bool)
+        for shard in shards:
+            for of, box in shard.boxes:
+                if of == name:
+                    has[box] = True
+        total += int(has.sum()) * tensor.itemsize
+    return total
+
+
+def test_joint_publications_are_counted_at_each_host(scraped):
+    _, _, after, _, joint = scraped
+    file = len(b'{"model_type": "test"}')  # of rank 0
+    for name, shards, files in (("a", SHARDS[:2], file), ("b", SHARDS[2:], 0)):
+        assert after[name].sum("rekindle_joint_publications_total") == 0
+        counted = joint[name]
+        assert counted("rekindle_joint_publications_total", result="ok") == 1
+        assert counted("rekindle_joint_publications_total", result="invalid") == 1
+        assert counted("rekindle_joint_ranks_total") == 2
+        assert counted("rekindle_joint_published_bytes_total") == bytes_of(whole_tensors(), shards) + files
+        for phase in ("gather", "plan", "write", "digest", "finish", "claim", "commit", "confirm"):
+            assert counted("rekindle_joint_phase_seconds_count", phase=phase) == 1
+            assert counted("rekindle_joint_phase_seconds_sum", phase=phase) > 0
+        assert "evil" not in counted.text
 
 
 def test_phases_of_a_pull_are_its_time(scraped):
@@ -158,9 +204,8 @@ def test_names_of_users_are_no_labels_and_series_are_bounded(scraped):
 
 
 def test_only_one_target_is_there(scraped):
-    _, _, _, _, address = scraped
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"http://{address}/", timeout=20)
+        urllib.request.urlopen(f"http://{scraped[-1]['a'].address}/", timeout=20)
 
 
 def promtool(*arguments, **more):

@@ -313,8 +313,8 @@ with rekindle.publisher("joint@1", rank=rank, world=2, agent=sys.argv[2]) as pub
     for name in ("agent a", "agent b"):
         own = {event["name"]: event["args"] for process, event in found if process == name}
         assert own["share"]["parent"] == top and own["rank"]["parent"] == top
-        for part, phases in (("share", {"roster", "plan", "write", "digest", "finish", "claim", "commit", "confirm"}),
-                             ("rank", {"roster", "write", "commit"})):
+        for part, phases in (("share", {"gather", "plan", "write", "digest", "finish", "claim", "commit", "confirm"}),
+                             ("rank", {"gather", "write", "commit"})):
             assert {event["name"] for process, event in found if event["args"].get("parent") == own[part]["span"]} == phases
     assert {process for process, _ in found} == {"agent a", "agent b", "coordinator coordinator"}
 

@@ -203,6 +203,29 @@ TEST(VerbsLinks, LinksOverARailThatWentDownAreGivenBack) {
   EXPECT_EQ(lab.network().windows(kServingNic), 0u);
 }
 
+TEST(VerbsLinks, WindowsAreCountedFromTheirBindingToTheEndOfTheLink) {
+  VerbsLab lab;
+  WindowCounts& counts = lab.source().fabric().devices()[0]->windows();
+  auto path = lab.path();
+  ASSERT_NE(path, nullptr);
+  EXPECT_EQ(counts.allocated, 2u) << "one for each queue pair";
+  EXPECT_EQ(counts.bound, 2u);
+  EXPECT_EQ(counts.invalidated, 0u);
+  lab.source().revoke(lab.token());
+  EXPECT_EQ(counts.allocated, 0u);
+  EXPECT_EQ(counts.invalidated, 2u);
+  EXPECT_EQ(counts.refused, 0u);
+}
+
+TEST(VerbsLinks, ADeviceThatHasNoWindowLeftIsCounted) {
+  VerbsLab lab;
+  lab.network().fail_call(FakeCall::kAllocMw, {.error = ENOMEM, .count = 1, .device = kServingNic});
+  EXPECT_FALSE(lab.connect());
+  WindowCounts& counts = lab.source().fabric().devices()[0]->windows();
+  EXPECT_EQ(counts.refused, 1u);
+  EXPECT_EQ(counts.allocated, 0u);
+}
+
 TEST(VerbsLinks, WithoutWindowsRevokingEndsReadsByTheQueuePairs) {
   LabOptions options;
   options.source_devices[0].attr.device_cap_flags &= ~unsigned{IBV_DEVICE_MEM_WINDOW_TYPE_2B};

@@ -46,6 +46,7 @@ PathId BatchSources::add_path(SourceIndex index, std::string description, std::s
   path.stats.home = std::move(home);
   path.stats.transport = std::move(transport);
   path.stats.source = index;
+  path.rail = rail_of(path.stats);
   Source& source = sources_[index];
   source.presence = Presence::kPresent;
   source.verdict.reset();
@@ -54,6 +55,17 @@ PathId BatchSources::add_path(SourceIndex index, std::string description, std::s
   living_.set(index);
   if (ended_) abort_path(id, ErrorCode::kUnavailable, kBatchEnded);
   return id;
+}
+
+std::size_t BatchSources::rail_of(const PathStats& path) {
+  const auto found = std::ranges::find_if(rails_, [&path](const Rail& rail) {
+    return rail.stats.transport == path.transport && rail.stats.home == path.home;
+  });
+  if (found != rails_.end()) return static_cast<std::size_t>(found - rails_.begin());
+  Rail& rail = rails_.emplace_back();
+  rail.stats.transport = path.transport;
+  rail.stats.home = path.home;
+  return rails_.size() - 1;
 }
 
 void BatchSources::retire(PathId id, PathPhase phase, const std::string& why) {
@@ -149,19 +161,26 @@ std::optional<PathId> BatchSources::path_with_room(SourceIndex index, std::uint6
                            [&](PathId a, PathId b) { return rank(a) < rank(b); });
 }
 
-void BatchSources::post(PathId id, SliceIndex slice, std::uint64_t bytes) {
+void BatchSources::post(PathId id, SliceIndex slice, std::uint64_t bytes, TimePoint now) {
   Path& path = paths_[id];
   path.slices.push_back(slice);
   path.bytes_in_flight += bytes;
   path.last_posted = ++posts_;
   sources_[path.source()].bytes_in_flight += bytes;
+  Rail& rail = rails_[path.rail];
+  if (rail.slices_in_flight++ == 0) rail.busy_since = now;
 }
 
-void BatchSources::unpost(PathId id, SliceIndex slice, std::uint64_t bytes) {
+void BatchSources::unpost(PathId id, SliceIndex slice, std::uint64_t bytes, TimePoint now) {
   Path& path = paths_[id];
   std::erase(path.slices, slice);
   path.bytes_in_flight -= bytes;
   sources_[path.source()].bytes_in_flight -= bytes;
+  Rail& rail = rails_[path.rail];
+  rail.stats.busy = rail.busy(now);
+  // The other slices begin a new stretch.
+  rail.busy_since = std::max(rail.busy_since, now);
+  --rail.slices_in_flight;
 }
 
 bool BatchSources::bytes_landed(PathId id, std::uint64_t total) {
@@ -178,6 +197,7 @@ void BatchSources::sample_goodput(Duration elapsed) {
 
 void BatchSources::count_landed(PathId id, std::uint64_t bytes) {
   paths_[id].stats.bytes += bytes;
+  rails_[paths_[id].rail].stats.bytes += bytes;
   ++paths_[id].stats.slices;
 }
 
@@ -189,7 +209,7 @@ void BatchSources::count_accepted(SourceIndex index, std::uint64_t bytes) {
 std::vector<PathId> BatchSources::take_aborts() { return std::exchange(aborts_, {}); }
 std::vector<LostSource> BatchSources::take_lost() { return std::exchange(lost_, {}); }
 
-void BatchSources::report(BatchProgress& progress) const {
+void BatchSources::report(BatchProgress& progress, TimePoint now) const {
   for (const auto& source : sources_) {
     SourceStats stats = source.stats;
     stats.goodput_bytes_per_second = source.paths.empty() ? 0 : source.goodput.bytes_per_second();
@@ -205,6 +225,10 @@ void BatchSources::report(BatchProgress& progress) const {
   for (const auto& path : paths_) {
     progress.paths.push_back(path.stats);
     progress.paths.back().alive = path.takes_slices();
+  }
+  for (const auto& rail : rails_) {
+    progress.rails.push_back(rail.stats);
+    progress.rails.back().busy = rail.busy(now);
   }
 }
 

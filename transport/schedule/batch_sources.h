@@ -77,6 +77,7 @@ class BatchSources {
     // The batch's count of posts at the last one on this path.
     std::uint64_t last_posted = 0;
     PathStats stats;
+    std::size_t rail = 0;  // of rails_
 
     SourceIndex source() const { return stats.source; }
     bool takes_slices() const { return phase == PathPhase::kTakesSlices; }
@@ -124,8 +125,8 @@ class BatchSources {
   // The path of this source with the least in flight, if the source's window has room for `bytes`.
   // One slice always fits on a source with nothing in flight.
   std::optional<PathId> path_with_room(SourceIndex source, std::uint64_t bytes) const;
-  void post(PathId path, SliceIndex slice, std::uint64_t bytes);
-  void unpost(PathId path, SliceIndex slice, std::uint64_t bytes);
+  void post(PathId path, SliceIndex slice, std::uint64_t bytes, TimePoint now);
+  void unpost(PathId path, SliceIndex slice, std::uint64_t bytes, TimePoint now);
 
   // The count of bytes that have landed on a path. False: nothing is new.
   bool bytes_landed(PathId path, std::uint64_t total);
@@ -140,16 +141,29 @@ class BatchSources {
   std::vector<LostSource> take_lost();
   // Why the last path or source was lost, for messages.
   const std::string& last_cause() const { return last_cause_; }
-  // Fills in the parts of `progress` that are about sources and paths.
-  void report(BatchProgress& progress) const;
+  // Fills in the parts of `progress` that are about sources, paths and rails.
+  void report(BatchProgress& progress, TimePoint now) const;
 
  private:
+  struct Rail {
+    RailStats stats;  // `busy` without the current stretch
+    std::size_t slices_in_flight = 0;
+    // When the first of them was posted.
+    TimePoint busy_since{};
+
+    Duration busy(TimePoint now) const {
+      return slices_in_flight > 0 && now > busy_since ? stats.busy + (now - busy_since)
+                                                      : stats.busy;
+    }
+  };
+  std::size_t rail_of(const PathStats& path);
   void retire(PathId path, PathPhase phase, const std::string& why);
   void report_lost_if_gone(SourceIndex source);
 
   const BatchOptions& options_;
   std::vector<Source> sources_;
   std::vector<Path> paths_;
+  std::vector<Rail> rails_;
   SourceMask living_;
   std::uint64_t posts_ = 0;
   bool ended_ = false;

@@ -63,13 +63,13 @@ void Scheduler::candidates_added(SourceIndex source, std::span<const SliceIndex>
 
 // --- slices
 
-void Scheduler::detach(PathId path, SliceIndex slice) {
-  sources_.unpost(path, slice, slices_.info(slice).bytes);
+void Scheduler::detach(PathId path, SliceIndex slice, TimePoint now) {
+  sources_.unpost(path, slice, slices_.info(slice).bytes, now);
 }
 
 void Scheduler::slice_done(PathId id, SliceIndex slice, OpStatus status, TimePoint now,
                            const std::string& why) {
-  detach(id, slice);
+  detach(id, slice, now);
   if (status == OpStatus::kOk) {
     watch_.slice_landed(id, now);
     sources_.count_landed(id, slices_.info(slice).bytes);
@@ -116,7 +116,7 @@ void Scheduler::reroute(SliceIndex slice, SourceIndex source, const Ruling& ruli
 }
 
 void Scheduler::unpost(PathId path, SliceIndex slice, TimePoint now) {
-  detach(path, slice);
+  detach(path, slice, now);
   slices_.reopen(slice);
   staging_.group_changed(slices_.info(slice));
   staging_.refused(slice, now);
@@ -154,7 +154,7 @@ std::optional<Scheduler::Post> Scheduler::post_from(SourceIndex source, TimePoin
   const auto path = sources_.path_with_room(source, info.bytes);
   if (!path || stragglers_.others_finish_sooner(source, *slice, info)) return std::nullopt;
   watch_.slice_will_be_posted(*path, now);
-  sources_.post(*path, *slice, info.bytes);
+  sources_.post(*path, *slice, info.bytes, now);
   slices_.post(*slice, source);
   staging_.group_changed(info);
   starvation_.slice_posted();
@@ -257,7 +257,7 @@ BatchProgress Scheduler::progress() const {
   progress.retried_slices = reroutes_.count();
   progress.stolen_slices = stolen_;
   progress.last_byte = watch_.last_byte();
-  sources_.report(progress);
+  sources_.report(progress, last_tick_);
   return progress;
 }
 

@@ -82,7 +82,7 @@ class Scheduler {
 
  private:
   std::optional<Post> post_from(SourceIndex source, TimePoint now);
-  void detach(PathId path, SliceIndex slice);
+  void detach(PathId path, SliceIndex slice, TimePoint now);
   void reroute(SliceIndex slice, SourceIndex source, const Ruling& ruling,
                const std::string& cause);
   std::uint64_t all_landed_bytes() const { return slices_.landed_bytes() + slices_.done_bytes(); }

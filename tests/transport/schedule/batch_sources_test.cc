@@ -62,7 +62,7 @@ TEST_F(BatchSourcesTest, PathsTakeTurnsAndTheWindowIsOfAllOfThem) {
     posted.push_back(*path);
   }
   EXPECT_EQ(posted, (std::vector<PathId>{first, second, first, second}));
-  sources.unpost(second, 1, kSliceBytes);
+  sources.unpost(second, 1, kSliceBytes, now);
   EXPECT_EQ(sources.path_with_room(0, kSliceBytes), second);
 }
 
@@ -72,6 +72,39 @@ TEST_F(BatchSourcesTest, ASlowSourceStillGetsOneSliceAtATime) {
   ASSERT_TRUE(sources.path_with_room(0, kSliceBytes));
   post(path, 0);
   EXPECT_FALSE(sources.path_with_room(0, kSliceBytes));
+}
+
+TEST_F(BatchSourcesTest, ARailIsBusyWhileAnyOfItsPathsHasASliceInFlight) {
+  const PathId first = connect(0, "mlx5_0:1");
+  const PathId second = connect(1, "mlx5_0:1");
+  const PathId other = connect(0, "mlx5_1:1");
+  const auto rails = [this] {
+    BatchProgress progress;
+    sources.report(progress, now);
+    return progress.rails;
+  };
+  ASSERT_EQ(rails().size(), 2u);
+  EXPECT_EQ(rails()[0].home, "mlx5_0:1");
+  post(first, 0);
+  now += 2s;
+  post(second, 1);
+  now += 1s;
+  EXPECT_EQ(rails()[0].busy, 3s) << "also before a slice has landed";
+  sources.unpost(first, 0, kSliceBytes, now);
+  sources.count_landed(first, kSliceBytes);
+  now += 4s;
+  sources.unpost(second, 1, kSliceBytes, now);
+  sources.count_landed(second, kSliceBytes);
+  now += 30s;
+  EXPECT_EQ(rails()[0].busy, 7s) << "two slices at once are not twice as long";
+  EXPECT_EQ(rails()[0].bytes, 2 * kSliceBytes);
+  EXPECT_EQ(rails()[1].busy, 0s);
+  post(other, 2);
+  post(first, 3);
+  now += 1s;
+  EXPECT_EQ(rails()[0].busy, 8s);
+  EXPECT_EQ(rails()[1].busy, 1s);
+  EXPECT_EQ(rails()[1].bytes, 0u) << "bytes count when their slice has landed";
 }
 
 TEST(Goodput, NothingIsMeasuredBeforeTheFirstByte) {

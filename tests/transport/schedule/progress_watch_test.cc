@@ -61,7 +61,7 @@ TEST_F(ProgressWatchTest, TheNextPathOfASuspectSourceHasHalfOfTheTime) {
   start(first, 0);
   ASSERT_EQ(overdue_after(1s), std::vector<PathId>{first});
   sources.abort_path(first, ErrorCode::kTimeout, "");
-  sources.unpost(first, 0, kSliceBytes);
+  sources.unpost(first, 0, kSliceBytes, now);
   now += 5s;
   start(second, 0);
   EXPECT_TRUE(overdue_after(499ms).empty());

@@ -28,7 +28,7 @@ class ScheduleFixture : public ::testing::Test {
     return sources.add_path(source, "path", std::move(home), "fake");
   }
   void post(PathId path, SliceIndex slice) {
-    sources.post(path, slice, kSliceBytes);
+    sources.post(path, slice, kSliceBytes, now);
     slices.post(slice, sources.path(path).source());
   }
   // Gives the source a measured goodput.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/base/result.h"
+#include "transport/verbs/device/memory_window.h"
 #include "transport/verbs/device/verbs_api.h"
 #include "transport/verbs/host/gid.h"
 #include "transport/verbs/host/hca_filter.h"
@@ -60,6 +61,7 @@ class Device {
   const std::vector<int>& cpus() const { return cpus_; }  // near it; empty: any
   // The device is gone for good (removed, IBV_EVENT_DEVICE_FATAL): nothing new is made on it.
   bool dead() const { return dead_.load(std::memory_order_acquire); }
+  WindowCounts& windows() { return windows_; }
 
  private:
   friend class FabricImpl;
@@ -73,6 +75,7 @@ class Device {
   int numa_node_ = -1;
   std::vector<int> cpus_;
   std::atomic<bool> dead_ = false;
+  WindowCounts windows_;
 };
 
 // One port of one device.

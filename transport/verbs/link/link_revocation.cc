@@ -42,46 +42,33 @@ constexpr auto kCompletionNap = std::chrono::microseconds(50);
 
 }  // namespace
 
-// A window of type 2B belongs to the queue pair that bound it.
 Result<void> MemoryWindows::bind(const Piece& piece, RemoteWindow& out, TimePoint deadline) {
-  Api& api = connection_.api();
+  const Rail& rail = connection_.rail();
   for (std::size_t i = 0; i < connection_.queue_pair_count(); ++i) {
-    Window window;
-    window.handle = MwHandle(api.alloc_mw(connection_.rail().device().pd(), IBV_MW_TYPE_2), {&api});
-    if (!window.handle) {
-      return fail(ErrorCode::kExhausted, "{}: no memory window left for region {}.{}: {}",
-                  connection_.rail().name(), out.region.region, out.region.generation,
-                  std::strerror(errno));
+    auto window = MemoryWindow::allocate(rail.device());
+    if (!window) {
+      return fail(window.error().code(), "{}: no memory window left for region {}.{}: {}",
+                  rail.name(), out.region.region, out.region.generation, window.error().message());
     }
-    window.queue_pair = i;
-    window.key = ibv_inc_rkey(window.handle->rkey);
-    ibv_send_wr request{};
-    request.opcode = IBV_WR_BIND_MW;
-    request.send_flags = IBV_SEND_SIGNALED;
-    request.bind_mw.mw = window.handle.get();
-    request.bind_mw.rkey = window.key;
-    request.bind_mw.bind_info = {piece.mr, piece.address, piece.bytes, IBV_ACCESS_REMOTE_READ};
-    out.keys.push_back(window.key);
-    windows_.push_back(std::move(window));
+    out.keys.push_back(window->key());
+    const ibv_send_wr request = window->binding(piece.mr, piece.address, piece.bytes);
+    windows_.push_back({std::move(*window), i});
     TRY_VOID(post(i, request, deadline));
   }
   return {};
 }
 
 void MemoryWindows::post_invalidations(TimePoint deadline) {
-  for (const auto& window : windows_) {
-    ibv_send_wr request{};
-    request.opcode = IBV_WR_LOCAL_INV;
-    request.send_flags = IBV_SEND_SIGNALED;
-    request.invalidate_rkey = window.key;
+  for (const auto& [window, queue_pair] : windows_) {
     // It fails when the queue pair is down already.
-    if (!post(window.queue_pair, request, deadline)) return;
+    if (!post(queue_pair, window.invalidation(), deadline)) return;
   }
 }
 
-Result<void> MemoryWindows::post(std::size_t queue_pair, ibv_send_wr& request, TimePoint deadline) {
+Result<void> MemoryWindows::post(std::size_t queue_pair, ibv_send_wr request, TimePoint deadline) {
   if (posted_[queue_pair] >= connection_.send_depth()) TRY_VOID(settle(deadline));
   ibv_send_wr* bad = nullptr;
+  request.send_flags = IBV_SEND_SIGNALED;
   request.wr_id = queue_pair;
   const int error = connection_.api().post_send(connection_.queue_pair(queue_pair), &request, &bad);
   if (error != 0) {
@@ -102,6 +89,11 @@ Result<void> MemoryWindows::settle(TimePoint deadline) {
       const ibv_wc& wc = completions[static_cast<std::size_t>(i)];
       if (wc.wr_id < posted_.size()) --posted_[wc.wr_id];
       if (worst == IBV_WC_SUCCESS) worst = wc.status;
+      // A failed request does not tell its opcode.
+      if (wc.status != IBV_WC_SUCCESS) continue;
+      WindowCounts& counts = connection_.rail().device().windows();
+      if (wc.opcode == IBV_WC_BIND_MW) ++counts.bound;
+      if (wc.opcode == IBV_WC_LOCAL_INV) ++counts.invalidated;
     }
     if (count > 0) continue;
     if (count < 0 || std::chrono::steady_clock::now() >= deadline) {

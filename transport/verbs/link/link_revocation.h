@@ -9,6 +9,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
+#include "transport/verbs/device/memory_window.h"
 #include "transport/verbs/link/verbs_connection.h"
 #include "transport/verbs/link/verbs_wire.h"
 #include "transport/verbs/memory/memory_registrar.h"
@@ -35,12 +36,11 @@ class MemoryWindows {
 
  private:
   struct Window {
-    MwHandle handle;
+    MemoryWindow window;
     std::size_t queue_pair = 0;
-    std::uint32_t key = 0;
   };
   // Waits for room while the send queue is full.
-  Result<void> post(std::size_t queue_pair, ibv_send_wr& request, TimePoint deadline);
+  Result<void> post(std::size_t queue_pair, ibv_send_wr request, TimePoint deadline);
 
   Connection& connection_;
   std::vector<Window> windows_;

@@ -93,7 +93,7 @@ Result<void> StageEnd::open(const LinkRequest& request) {
   offer.block_bytes = pool_.block_bytes();
   for (const Slot& slot : slots_) {
     offer.blocks.push_back({reinterpret_cast<std::uint64_t>(slot.block.data),
-                            slot.window ? slot.key : slot.block.mr->rkey});
+                            slot.window ? slot.window.key() : slot.block.mr->rkey});
   }
   connection_->arm();
   armed_ = true;
@@ -101,22 +101,17 @@ Result<void> StageEnd::open(const LinkRequest& request) {
 }
 
 Result<void> StageEnd::bind_windows() {
-  Api& api = connection_->api();
   const Rail& rail = connection_->rail();
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
-    slot.window = MwHandle(api.alloc_mw(rail.device().pd(), IBV_MW_TYPE_2), {&api});
-    if (!slot.window) {
-      return fail(ErrorCode::kExhausted, "{}: no memory window left for a staging block: {}",
-                  rail.name(), std::strerror(errno));
+    auto window = MemoryWindow::allocate(rail.device());
+    if (!window) {
+      return fail(window.error().code(), "{}: no memory window left for a staging block: {}",
+                  rail.name(), window.error().message());
     }
-    slot.key = ibv_inc_rkey(slot.window->rkey);
-    ibv_send_wr request{};
-    request.opcode = IBV_WR_BIND_MW;
-    request.bind_mw.mw = slot.window.get();
-    request.bind_mw.rkey = slot.key;
-    request.bind_mw.bind_info = {slot.block.mr, reinterpret_cast<std::uint64_t>(slot.block.data),
-                                 pool_.block_bytes(), IBV_ACCESS_REMOTE_READ};
+    slot.window = std::move(*window);
+    ibv_send_wr request = slot.window.binding(
+        slot.block.mr, reinterpret_cast<std::uint64_t>(slot.block.data), pool_.block_bytes());
     if (const int error = post(Kind::kBind, i, request); error != 0) {
       return fail(ErrorCode::kUnavailable, "{}: bind a memory window: {}", rail.name(),
                   std::strerror(error));
@@ -175,6 +170,11 @@ void StageEnd::complete(const ibv_wc& wc) {
   if (kind != Kind::kReceive && outstanding_ > 0) --outstanding_;
   if (kind == Kind::kAnswer) slots_[index].answering = false;
   if (kind == Kind::kBind && wc.status != IBV_WC_SUCCESS) bind_failed_ = true;
+  if (wc.status == IBV_WC_SUCCESS) {
+    WindowCounts& counts = connection_->rail().device().windows();
+    if (kind == Kind::kBind) ++counts.bound;
+    if (kind == Kind::kInvalidate) ++counts.invalidated;
+  }
   if (wc.status != IBV_WC_SUCCESS) {
     break_off(ibv_wc_status_str(wc.status));
   } else if (kind == Kind::kReceive) {
@@ -298,9 +298,7 @@ void StageEnd::post_invalidations() {
   const std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (!slots_[i].window) continue;
-    ibv_send_wr request{};
-    request.opcode = IBV_WR_LOCAL_INV;
-    request.invalidate_rkey = slots_[i].key;
+    ibv_send_wr request = slots_[i].window.invalidation();
     if (post(Kind::kInvalidate, i, request) != 0) return;  // the queue pair is down already
   }
 }
@@ -315,7 +313,7 @@ void StageEnd::stop(TimePoint deadline) {
 void StageEnd::release(TimePoint deadline) {
   const std::lock_guard lock(mutex_);
   (void)await_requests(deadline);
-  for (Slot& slot : slots_) slot.window.reset();
+  for (Slot& slot : slots_) slot.window.deallocate();
   // Closed here, since the thread that serves all devices may release the last reference.
   connection_->close();
   std::vector<StageBlock> blocks;

@@ -12,6 +12,7 @@
 #include "src/base/clock.h"
 #include "src/base/result.h"
 #include "transport/registry.h"
+#include "transport/verbs/device/memory_window.h"
 #include "transport/verbs/link/verbs_connection.h"
 #include "transport/verbs/link/verbs_wire.h"
 #include "transport/verbs/staged/stage_pool.h"
@@ -60,8 +61,7 @@ class StageEnd {
   enum class Kind : std::uint32_t { kReceive, kAnswer, kBind, kInvalidate };
   struct Slot {
     StageBlock block;
-    MwHandle window;
-    std::uint32_t key = 0;
+    MemoryWindow window;
     bool asked = false;      // a request waits here
     bool answering = false;  // its answer is under way
     StageRequest request;
