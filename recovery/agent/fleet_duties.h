@@ -42,8 +42,8 @@ class FleetDuties {
   // Heartbeats tell these events to the coordinator, each until one is answered.
   void tell_events(EventsAfter events) { events_ = std::move(events); }
 
-  // A coordinator that has not registered this agent before has none of the events: it is told all
-  // that are kept. `term`: the incarnation of the coordinator, which is new with each term.
+  // A new coordinator has none of the events, and gets all that are kept. `term`: the incarnation
+  // of the coordinator, which is new with each term.
   void registered(const Incarnation& term);
   void fill(proto::HeartbeatRequest& request);
   void obey(const proto::HeartbeatResponse& response);

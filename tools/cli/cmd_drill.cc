@@ -147,7 +147,7 @@ class Drill {
 
   // The fleet cannot recover any more.
   void give_up() { given_up_ = true; }
-  // Until it is "" again, nobody knows what is lost, and this is the reason.
+  // Why the losses are not known yet; "": they are known.
   void doubt(std::string why) { doubt_ = std::move(why); }
 
   // From the first call on, signals are asked for here, so that the drill can clean up. False: one

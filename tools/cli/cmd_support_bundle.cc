@@ -203,12 +203,13 @@ Result<int> support_bundle(const Settings& settings, const BundleArgs& args) {
   const std::string name = fmt::format("rekindle-support-{}-{:%Y%m%dT%H%M%SZ}", host_name(),
                                        fmt::gmtime(std::time(nullptr)));
   const fs::path to = args.to.empty() ? fs::path(name + ".tar.gz") : fs::path(args.to);
+  // From here on a signal leaves nothing behind.
+  Programs programs;
   // Made first, so that a bundle without a place costs no minute. Nobody else may read it.
   UniqueFd made(::open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!made) return fail_errno(errno, to.string());
   made.reset();
 
-  Programs programs;
   // nullopt: a signal has come.
   const auto assemble = [&]() -> Result<std::optional<Json>> {
     std::error_code failed;

@@ -25,7 +25,7 @@ namespace rekindle::cli {
 namespace {
 
 constexpr std::chrono::milliseconds kShortestFrame{100};
-// An answer that takes longer is missed on the screen.
+// The screen then says for how long there is no answer.
 constexpr std::chrono::milliseconds kMissedAfter{1000};
 // How often keys are looked for.
 constexpr std::chrono::milliseconds kLookAtKeys{50};

@@ -58,7 +58,7 @@ Result<std::string> Remote::call_raw(proto::Method method, std::string body) {
     std::optional<Result<std::string>> outcome;
     std::exception_ptr failure;
   };
-  // A call that is ended early may still answer.
+  // Shared, because the answer may come after an early end of the call.
   const auto ended = std::make_shared<Ended>();
   boost::asio::co_spawn(io_, exchange(method, std::move(body)),
                         [ended](std::exception_ptr thrown, Result<std::string> result) {
