@@ -219,6 +219,7 @@ CoordinatorLink::Callbacks AgentCore::link_callbacks() {
   CoordinatorLink::Callbacks callbacks;
   callbacks.self = [this] { return address(); };
   callbacks.holdings = [this] { return holdings(); };
+  callbacks.registered = [this](const Incarnation& term) { duties_.registered(term); };
   callbacks.fill = [this](proto::HeartbeatRequest& request) {
     // The engine's threads make progress for as long as the engine lives.
     request.set_progress(1);

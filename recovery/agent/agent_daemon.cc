@@ -306,7 +306,6 @@ Result<void> Daemon::listen_control() {
 Result<void> Daemon::start_workers() {
   device::LinkOptions devices;
   devices.gpu = options_.gpu;
-  devices.release = options_.load_timeout;
   devices_ = std::make_unique<device::DeviceLink>(context_.get_executor(), std::move(devices));
   devices_->start();
   worker_host_ = std::make_unique<WorkerHost>(*core_, devices_.get());

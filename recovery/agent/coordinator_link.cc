@@ -161,6 +161,7 @@ Task<Result<void>> CoordinatorLink::register_node() {
   }
   refusal_logged_ = false;
   CO_TRY_VOID(check_epoch(response->epoch()));
+  callbacks_.registered(client_->peer().incarnation);
   registration_.registered(response->heartbeat_interval_ms(), response->ttl_ms(), steady_now());
   CO_TRY_VOID(co_await announce());
   log::info("coordinator.connected", "address", address(), "epoch", epoch());

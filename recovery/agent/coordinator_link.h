@@ -26,6 +26,8 @@ class CoordinatorLink {
     std::function<proto::NodeAddress()> self;
     // All copies that this host announces.
     std::function<std::vector<proto::Holding>()> holdings;
+    // This coordinator has registered the agent.
+    std::function<void(const Incarnation& coordinator)> registered;
     // Adds the state of this host to a heartbeat, and takes the orders of its answer.
     std::function<void(proto::HeartbeatRequest&)> fill;
     std::function<void(const proto::HeartbeatResponse&)> obey;

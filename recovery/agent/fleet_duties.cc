@@ -14,7 +14,7 @@ using async::Task;
 
 namespace {
 
-// Of a heartbeat; the coordinator takes no more. A new coordinator is told so many again.
+// Of a heartbeat; the coordinator takes no more.
 constexpr std::size_t kMostEvents = 64;
 
 template <typename Ids>
@@ -42,6 +42,10 @@ FleetOrders::Answer orders_from(const proto::HeartbeatResponse& response) {
 
 }  // namespace
 
+void FleetDuties::registered(const Incarnation& term) {
+  if (std::exchange(term_, term) != term) told_ = 0;
+}
+
 void FleetDuties::fill(proto::HeartbeatRequest& request) {
   request.set_store_free_bytes(hooks_.free_bytes());
   for (const ModelVersion& id : served_.draining()) {
@@ -62,15 +66,8 @@ void FleetDuties::fill(proto::HeartbeatRequest& request) {
   }
 }
 
-// A new term begins with an empty log, so it is told the newest events again.
-void FleetDuties::events_answered(std::uint64_t epoch) {
-  told_ = telling_;
-  const std::uint64_t before = std::exchange(told_epoch_, epoch);
-  if (before != 0 && before != epoch) told_ -= std::min<std::uint64_t>(told_, kMostEvents);
-}
-
 void FleetDuties::obey(const proto::HeartbeatResponse& response) {
-  events_answered(response.epoch());
+  told_ = telling_;
   const bool was_drained = orders_.is_drained();
   const auto has_whole = [this](const ModelVersion& id, const Digest& root) {
     return std::ranges::any_of(served_.find(id), [&](const Served* served) {

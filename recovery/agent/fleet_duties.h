@@ -14,6 +14,7 @@
 #include "recovery/agent/core/fleet_orders.h"
 #include "recovery/agent/served_versions.h"
 #include "src/async/task_group.h"
+#include "src/base/ids.h"
 
 namespace rekindle::agent {
 
@@ -41,6 +42,9 @@ class FleetDuties {
   // Heartbeats tell these events to the coordinator, each until one is answered.
   void tell_events(EventsAfter events) { events_ = std::move(events); }
 
+  // A new coordinator has none of the events, and gets all that are kept. `term`: the incarnation
+  // of the coordinator, which is new with each term.
+  void registered(const Incarnation& term);
   void fill(proto::HeartbeatRequest& request);
   void obey(const proto::HeartbeatResponse& response);
   // Cancels fetches and waits for all tasks, at most until the deadline.
@@ -49,7 +53,6 @@ class FleetDuties {
  private:
   async::Task<void> retire(ModelVersion id);
   async::Task<void> fetch(ModelVersion id);
-  void events_answered(std::uint64_t epoch);
 
   const boost::asio::any_io_executor executor_;
   ServedVersions& served_;
@@ -57,11 +60,11 @@ class FleetDuties {
   FleetOrders orders_;
   // Empty: the agent of a command has no events.
   EventsAfter events_;
-  // The last event that the coordinator of `told_epoch_` has, and the last one of the heartbeat
-  // that has no answer yet.
+  // The last event that the coordinator of `term_` has, and the last one of the heartbeat that has
+  // no answer yet.
+  Incarnation term_;
   std::uint64_t told_ = 0;
   std::uint64_t telling_ = 0;
-  std::uint64_t told_epoch_ = 0;
   async::TaskGroup retirements_;
   // One task each, because each is cancelled on its own.
   std::map<ModelVersion, std::unique_ptr<async::TaskGroup>> fetches_;

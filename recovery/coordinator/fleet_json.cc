@@ -72,6 +72,13 @@ json copies_of(const Member& member, const Places& places) {
   return copies;
 }
 
+// How many pulls run on each node, by its id.
+std::map<std::string_view, std::size_t> pulls_of_nodes(const Core& core) {
+  std::map<std::string_view, std::size_t> counts;
+  for (const auto& [id, pull] : core.pulls().table().all()) ++counts[pull.puller.node_id];
+  return counts;
+}
+
 json node_json(const Core& core, const Member& member, const Places& places, const Moment& moment) {
   json node = {{"id", member.info.node_id}, {"address", member.info.control_endpoint}};
   const std::string_view state = state_name(member, moment.now);
@@ -172,17 +179,36 @@ json instance_json(const std::string& name, const Instance& instance) {
   return entry;
 }
 
-// Those that are not committed come first.
-json instances_json(const Core& core) {
+// At most so many, those that are not committed first; and how many there are in each state.
+void put_instances(const Core& core, json& answer) {
+  std::map<InstanceState, std::size_t> counts;
   json entries = json::array();
   for (const bool committed : {false, true}) {
     for (const auto& [name, instance] : core.instances().all()) {
-      if (entries.size() >= kMostInstances) return entries;
-      const bool is_committed = Instances::answer(instance).state == InstanceState::kCommitted;
-      if (is_committed == committed) entries.push_back(instance_json(name, instance));
+      const InstanceState state = Instances::answer(instance).state;
+      if ((state == InstanceState::kCommitted) != committed) continue;
+      ++counts[state];
+      if (entries.size() < kMostInstances) entries.push_back(instance_json(name, instance));
     }
   }
-  return entries;
+  answer["instances"] = std::move(entries);
+  answer["instances_total"] = core.instances().all().size();
+  answer["instances_committed"] = counts[InstanceState::kCommitted];
+  answer["instances_unfit"] = counts[InstanceState::kUnfit];
+}
+
+// At most so many, and figures of all of them.
+void put_pulls(const Core& core, const Moment& moment, json& answer) {
+  json entries = json::array();
+  double rate = 0;
+  for (const auto& [id, pull] : core.pulls().table().all()) {
+    rate += pull.bytes_per_second;
+    if (entries.size() >= kMostPulls) continue;
+    entries.push_back(pull_json(core, id, pull, moment, kFewHaveCells));
+  }
+  answer["pulls"] = std::move(entries);
+  answer["pulls_total"] = core.pulls().table().all().size();
+  answer["pulls_rate"] = std::round(rate);
 }
 
 json phases_json(const proto::RoundStatus::Member& member) {
@@ -266,31 +292,30 @@ std::string fleet_json(const Core& core, const FleetWatch& watch, const Moment& 
   for (const auto& [id, place] : places) {
     versions.push_back(version_json(core, id, *core.fleet().catalog.find(id)));
   }
+  const auto pulls = pulls_of_nodes(core);
   json nodes = json::array();
   for (const auto& [node_id, member] : core.fleet().members.all()) {
     nodes.push_back(node_json(core, member, places, moment));
-  }
-  json pulls = json::array();
-  for (const auto& [id, pull] : core.pulls().table().all()) {
-    if (pulls.size() >= kMostPulls) break;
-    pulls.push_back(pull_json(core, id, pull, moment, kFewHaveCells));
+    if (const auto own = pulls.find(node_id); own != pulls.end()) {
+      nodes.back()["pulls"] = own->second;
+    }
   }
   json rounds = json::array();
   for (const Round* round : rounds_to_show(core.rounds())) {
     rounds.push_back(round_json(to_proto(*round, moment.now)));
   }
-  return text_of({{"leading", true},
-                  {"epoch", core.fleet().epoch()},
-                  {"grace", core.fleet().grace.active(moment.now)},
-                  {"last_event", watch.log().last()},
-                  {"waiting", core.pulls().waiting()},
-                  {"pulls_total", core.pulls().table().all().size()},
-                  {"instances_total", core.instances().all().size()},
-                  {"versions", std::move(versions)},
-                  {"nodes", std::move(nodes)},
-                  {"pulls", std::move(pulls)},
-                  {"rounds", std::move(rounds)},
-                  {"instances", instances_json(core)}});
+  json answer = {{"leading", true},
+                 {"epoch", core.fleet().epoch()},
+                 {"term", watch.term().hex()},
+                 {"grace", core.fleet().grace.active(moment.now)},
+                 {"last_event", watch.log().last()},
+                 {"waiting", core.pulls().waiting()},
+                 {"versions", std::move(versions)},
+                 {"nodes", std::move(nodes)},
+                 {"rounds", std::move(rounds)}};
+  put_pulls(core, moment, answer);
+  put_instances(core, answer);
+  return text_of(answer);
 }
 
 std::string pull_json(const Core& core, const PullId& id, const Moment& moment) {
@@ -300,12 +325,12 @@ std::string pull_json(const Core& core, const PullId& id, const Moment& moment) 
   return text_of(pull_json(core, id, pull->second, moment, kHaveCells));
 }
 
-std::string events_json(const Core& core, const FleetWatch& watch, std::uint64_t after) {
+std::string events_json(const FleetWatch& watch, std::uint64_t after) {
   json events = json::array();
   for (const FleetEvent& event : watch.log().after(after, kMostEvents)) {
     events.push_back(event_json(event));
   }
-  return text_of({{"epoch", core.fleet().epoch()},
+  return text_of({{"term", watch.term().hex()},
                   {"last_event", watch.log().last()},
                   {"events", std::move(events)}});
 }

@@ -21,7 +21,7 @@ std::string fleet_json(const Core& core, const FleetWatch& watch, const Moment& 
 // "null": no such pull runs.
 std::string pull_json(const Core& core, const PullId& id, const Moment& moment);
 // The events after `after`, at most 512.
-std::string events_json(const Core& core, const FleetWatch& watch, std::uint64_t after);
+std::string events_json(const FleetWatch& watch, std::uint64_t after);
 // Of a coordinator that does not lead.
 std::string standby_json(const std::string& why);
 std::string error_json(const std::string& error);

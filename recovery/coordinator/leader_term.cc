@@ -163,7 +163,7 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   identity.incarnation = Incarnation::random();
   identity.secret = options.secret;
   identity.epoch = [&core] { return core.fleet().epoch(); };
-  FleetWatch watch;
+  FleetWatch watch(identity.incarnation);
   Services services{{core,
                      watch,
                      committer,

@@ -138,7 +138,7 @@ rpc::HttpAnswer StatusPage::answer_api(std::string_view path, std::string_view q
                            : Result<void>(fail(ErrorCode::kUnavailable, "{}", standing_by_));
   if (!leads) return error_answer(503, leads.error().message());
   if (!is_pull) {
-    return {200, events_json(term_->core, term_->watch, number_in(query, "after"))};
+    return {200, events_json(term_->watch, number_in(query, "after"))};
   }
   PullId id;
   if (!from_hex(path.substr(kPulls.size()), id.bytes.data(), id.bytes.size())) {
@@ -165,8 +165,7 @@ rpc::HttpAnswer StatusPage::answer_fleet() {
   const Moment moment = this_moment();
   if (fleet_.etag.empty() || moment.now - fleet_.made >= kFleetKept) {
     fleet_.body = fleet_json(term_->core, term_->watch, moment);
-    fleet_.etag = fmt::format("{:x}-{:x}", std::hash<std::string>()(fleet_.body),
-                              term_->core.fleet().epoch());
+    fleet_.etag = fmt::format("{:x}", std::hash<std::string>()(fleet_.body));
     fleet_.made = moment.now;
   }
   rpc::HttpAnswer answer{200, fleet_.body};

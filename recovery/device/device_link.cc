@@ -153,11 +153,7 @@ std::vector<std::string> DeviceLink::command() const {
   std::error_code unknown;
   const auto program = std::filesystem::read_symlink(options_.program, unknown);
   command.push_back(command.empty() || unknown ? options_.program : program.string());
-  const std::vector<std::string> own{"device-process",
-                                     "--fd",
-                                     std::to_string(Child::kSocket),
-                                     "--release-ms",
-                                     std::to_string(options_.release.count()),
+  const std::vector<std::string> own{"device-process", "--fd", std::to_string(Child::kSocket),
                                      "--keep-rate",
                                      std::to_string(options_.gpu.keep_bytes_per_second)};
   command.insert(command.end(), own.begin(), own.end());
@@ -263,6 +259,7 @@ Result<UniqueFd> DeviceLink::serve(DeviceOrder order) {
   serve.set_device(order.device);
   serve.set_attached(std::move(order.attached));
   serve.set_bucket_bytes(order.bucket_bytes != 0 ? order.bucket_bytes : options_.gpu.bucket_bytes);
+  serve.set_release_ms(static_cast<std::uint64_t>(order.release.count()));
   serve.set_in_round(order.in_round);
   serve.set_leaves_bytes(order.leaves_bytes);
   serve.set_verify_upload(order.verify_upload);

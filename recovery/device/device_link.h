@@ -27,8 +27,6 @@ namespace rekindle::device {
 struct LinkOptions {
   GpuOptions gpu;
   std::string program = "/proc/self/exe";
-  // How long a worker that lives may keep a bucket.
-  std::chrono::milliseconds release{600'000};
   // From StopSpread to SpreadOver: longer than an abort and the queued work may take by themselves.
   std::chrono::milliseconds stop{60'000};
   DeviceLife::Times life;

@@ -27,6 +27,8 @@ struct DeviceOrder {
   std::shared_ptr<const void> keep;
   // 0: the agent's default.
   std::uint64_t bucket_bytes = 0;
+  // How long a worker that lives may keep a bucket.
+  std::chrono::milliseconds release{600'000};
   // The version's tile digests, in a sealed memfd. Sessions in a round and sessions that verify
   // uploads need them.
   UniqueFd leaves;

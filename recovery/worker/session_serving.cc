@@ -271,6 +271,7 @@ Result<UniqueFd> SessionServing::give_device(Session& session, const VersionFeed
   if (way == DeviceWay::kDirect) parts_.direct.hand_over(session.id(), attached);
   order.attached = std::move(attached);
   order.bucket_bytes = session.order.bucket_bytes;
+  order.release = session.state.times().load;
   order.in_round = way == DeviceWay::kRound;
   order.direct = way == DeviceWay::kDirect;
   order.keep = std::make_shared<const VersionFeed::Files>(view.files);

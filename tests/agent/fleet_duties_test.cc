@@ -193,29 +193,60 @@ TEST_F(Duties, ReadersAreSaidOfTheVersionsThatAreToBeLetGo) {
   EXPECT_FALSE(served_.draining().contains(kV1)) << "it was published again";
 }
 
-TEST_F(Duties, EventsAreToldUntilAHeartbeatIsAnswered) {
-  std::uint64_t last = 100;
-  duties_.tell_events([&last](std::uint64_t after, std::size_t most) {
-    std::vector<proto::FleetEvent> events;
-    for (std::uint64_t i = after + 1; i <= last && events.size() < most; ++i) {
-      events.emplace_back().set_number(i);
-    }
-    return events;
-  });
-  proto::HeartbeatResponse heard;
-  heard.set_epoch(4);
+class DutiesWithEvents : public Duties {
+ protected:
+  DutiesWithEvents() {
+    duties_.tell_events([this](std::uint64_t after, std::size_t most) {
+      std::vector<proto::FleetEvent> events;
+      for (std::uint64_t i = after + 1; i <= last_ && events.size() < most; ++i) {
+        events.emplace_back().set_number(i);
+      }
+      return events;
+    });
+  }
+  // The first event of the next heartbeat; 0: it has none.
+  std::uint64_t told_next() {
+    const auto request = beat();
+    return request.events_size() == 0 ? 0 : request.events(0).number();
+  }
+
+  std::uint64_t last_ = 100;
+};
+
+TEST_F(DutiesWithEvents, EventsAreToldUntilAHeartbeatIsAnswered) {
   EXPECT_EQ(beat().events_size(), 64);
-  EXPECT_EQ(beat().events(0).number(), 1u) << "the answer to the last one may be lost";
-  duties_.obey(heard);
-  EXPECT_EQ(beat().events(0).number(), 65u);
-  duties_.obey(heard);
-  EXPECT_EQ(beat().events_size(), 0);
-  last = 101;
-  EXPECT_EQ(beat().events_size(), 1);
-  // A coordinator that has just begun knows nothing of them.
-  heard.set_epoch(5);
-  duties_.obey(heard);
-  EXPECT_EQ(beat().events(0).number(), 38u);
+  EXPECT_EQ(told_next(), 1u) << "the answer to the last one may be lost";
+  duties_.obey({});
+  EXPECT_EQ(told_next(), 65u);
+  duties_.obey({});
+  EXPECT_EQ(told_next(), 0u);
+  last_ = 101;
+  EXPECT_EQ(told_next(), 101u);
+}
+
+TEST_F(DutiesWithEvents, ANewCoordinatorHearsTheOldEventsBeforeTheNewOne) {
+  const Incarnation first = Incarnation::random();
+  duties_.registered(first);
+  for (int i = 0; i < 2; ++i) {
+    (void)beat();
+    duties_.obey({});
+  }
+  ASSERT_EQ(told_next(), 0u);
+  // One happens while nobody leads.
+  last_ = 101;
+  duties_.registered(Incarnation::random());
+  EXPECT_EQ(told_next(), 1u);
+  duties_.obey({});
+  EXPECT_EQ(told_next(), 65u);
+}
+
+TEST_F(DutiesWithEvents, ACoordinatorThatRegistersTheAgentAgainHearsOnlyWhatIsNew) {
+  const Incarnation term = Incarnation::random();
+  duties_.registered(term);
+  (void)beat();
+  duties_.obey({});
+  duties_.registered(term);
+  EXPECT_EQ(told_next(), 65u);
 }
 
 TEST_F(Duties, AVersionIsLetGoOnceThoughItIsToldWithEachHeartbeat) {

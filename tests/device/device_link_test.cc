@@ -203,6 +203,21 @@ TEST_F(DeviceLinkTest, DeliversWhatItIsTold) {
   EXPECT_EQ(link_->status().sessions, 0u);
 }
 
+TEST_F(DeviceLinkTest, AWorkerMayKeepABucketAsLongAsItsOrderSays) {
+  start();
+  ASSERT_TRUE(serving()) << link_->status().problem;
+  DeviceOrder hurried = order(7);
+  hurried.release = 300ms;
+  auto socket = link_->serve(std::move(hurried));
+  ASSERT_TRUE(socket) << socket.error().message();
+  BucketWorker worker(std::move(*socket));
+  worker.open();
+  link_->tell(7, {}, true);
+  ASSERT_TRUE(until([&] { return !over_.empty(); }));
+  ASSERT_TRUE(over_.front().error);
+  EXPECT_EQ(over_.front().error->code(), ErrorCode::kTimeout) << over_.front().error->message();
+}
+
 TEST_F(DeviceLinkTest, KilledItIsStartedAgainAndHoldsWhatItHeld) {
   start();
   link_->hold(1, sample_.files(), sample_.segment_bytes);

@@ -5,24 +5,16 @@ import pathlib
 import select
 import signal
 import subprocess
-import time
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("REKINDLE_BINARY", str(ROOT / "build/dev/bin/rekindle"))
 CROWD = os.environ.get("REKINDLE_PAGE_CROWD", str(ROOT / "build/dev/tests/page/page_crowd"))
 WORKER = str(pathlib.Path(BINARY).parent / "example_worker")
-PATIENCE_S = 60
 
+sys.path.insert(0, str(ROOT / "tests/support"))
 
-def eventually(fact):
-    """What `fact()` returns, as soon as it is true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        found = fact()
-        if found:
-            return found
-        assert time.monotonic() < deadline, "it has not become true"
-        time.sleep(0.02)
+from eventually import PATIENCE_S, eventually  # noqa: E402
 
 
 class Fleet:
@@ -31,9 +23,18 @@ class Fleet:
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("REKINDLE_")}
         self.processes = []
         self.agents = {}
+        self.lead("127.0.0.1:0", "0", directory / "state", *arguments)
+
+    def lead(self, listen, http, state, *arguments):
         self.coordinator_process, ready = self.daemon(
-            "coordinator", "--listen", "127.0.0.1:0", "--state", directory / "state", "--http", "0", *arguments)
+            "coordinator", "--listen", listen, "--state", state, "--http", http, *arguments)
         self.coordinator, self.http = ready["listen"], ready["http"]
+
+    def lose_coordinator(self):
+        """Another one at the same place, without the state of the first one."""
+        self.coordinator_process.kill()
+        self.coordinator_process.wait()
+        self.lead(self.coordinator, self.http, self.directory / "another-state")
 
     def url(self, path=""):
         return f"http://{self.http}/{path}"

@@ -48,7 +48,8 @@ def test_a_host_that_dies_is_shown_and_told(fleet, browser):
 
 
 def test_a_pull_is_seen_while_it_runs_and_after_it(fleet, directory, browser):
-    fleet.agent("a", "--max-rate", "24MiB")
+    # The pull cannot end before another host has the version, too.
+    fleet.agent("a", "--max-rate", "1MiB")
     fleet.agent("b")
     write_checkpoint(directory / "model.safetensors", 96)
     fleet.run("publish", "qwen3@7", directory / "model.safetensors", "--store", directory / "a")
@@ -61,10 +62,12 @@ def test_a_pull_is_seen_while_it_runs_and_after_it(fleet, directory, browser):
     page.eventually(cells("pulling") + " === 1")
     page.value("document.querySelector('#pull-rows th a').click()")
     page.eventually("document.querySelector('#detail .have.large') !== null")
+    fleet.agent("c")
+    fleet.run("publish", "qwen3@7", directory / "model.safetensors", "--store", directory / "c")
     assert pull.wait(60) == 0
     page.eventually("document.querySelector('#feeds').innerText === 'No pull runs.'")
     page.eventually("document.querySelector('#detail').innerText.includes('pull done')")
-    page.eventually("document.querySelector('#version-rows').innerText.includes('2 hosts')")
+    page.eventually("document.querySelector('#version-rows').innerText.includes('3 hosts')")
     assert page.problems() == []
     page.close()
 
@@ -102,6 +105,54 @@ def test_a_thousand_hosts_are_drawn_and_stay_apart(fleet, browser):
     assert size < 200_000
     assert page.value("document.documentElement.scrollWidth <= innerWidth")
     assert page.problems() == []
+    page.close()
+
+
+# Draws an answer into the page, and reads it before the next real one comes.
+DRAW = """import('/views.js').then((views) => {
+  const node = (id, copies, pulls) => ({id, address: id, copies, pulls});
+  const pull = (i) => ({id: String(i), node: 'n' + i, version: 'm@1', done: 1, total: 2, rate: 1, opened_ms: 0, sources: []});
+  const answer = {
+    epoch: 1, waiting: 0, rounds: [], pulls_total: 2340, pulls_rate: 3072, last_event: 5000,
+    versions: [{id: 'm@1', state: 'ready', bytes: 1, replicas: 0, whole_copies: 2}],
+    nodes: [node('n0', [[0, 1, 1], [0, 0.5, 1]]), node('n1', [[0, 0.5, 1], [0, 0.25, 1]], 1), node('n2', [[0, 1, 1]])],
+    pulls: Array.from({length: 100}, (_, i) => pull(i + 500)),
+    instances: [{name: 'i', version: 'm@1', state: 'unfit', loaded: 0, world: 1, nodes: []}],
+    instances_total: 1200, instances_committed: 1100, instances_unfit: 90,
+  };
+  const view = {answer, events: [], pull: null, now: 0, filter: '', selected: ['version', 'm@1']};
+  for (const part of ['counts', 'problems', 'hosts', 'versions', 'pulls', 'instances', 'detail']) views[part](view);
+  return Object.fromEntries(['#pulls-count', '#instances-count', '#counts', '#problems', '#version-rows', '#detail-body']
+    .map((place) => [place, document.querySelector(place).innerText.replace(/\\s+/g, ' ')])
+    .concat([['pulling', document.querySelectorAll('#racks .cell.pulling').length]]));
+})"""
+
+
+def test_counts_are_of_all_not_of_what_the_answer_lists(fleet, browser):
+    page = browser.open(fleet.url())
+    page.eventually("document.querySelector('#connection').className === 'live'")
+    shown = page.value(DRAW)
+    assert shown["#pulls-count"] == "100 of 2,340 pulls" and "3.00 KiB/s" in shown["#counts"]
+    assert shown["#instances-count"] == "1 of 1,200 instances" and "1,100 of 1,200" in shown["#counts"]
+    assert "89 more instances are unfit" in shown["#problems"]
+    assert shown["pulling"] == 1
+    # A host with several layouts of a version counts once.
+    assert "2 hosts, parts on 1" in shown["#version-rows"] and "Held by 3 hosts" in shown["#detail-body"]
+    page.close()
+
+
+def test_a_coordinator_without_the_old_state_is_not_taken_for_the_old_one(fleet, browser):
+    for name in ("a", "b", "c"):
+        fleet.agent(name)
+    page = browser.open(fleet.url())
+    page.eventually("document.querySelectorAll('#event-rows li').length === 4")
+    for name in ("a", "b", "c"):
+        fleet.kill(name)
+    fleet.lose_coordinator()
+    fleet.agent("late")
+    page.eventually("document.querySelector('#event-rows').innerText.includes('late')")
+    rows = page.text("#event-rows")
+    assert rows.count("coordinator leads") == 1 and "node joined" in rows and "\nb" not in rows
     page.close()
 
 

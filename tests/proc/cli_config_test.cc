@@ -32,6 +32,19 @@ class CliConfig : public ::testing::Test {
     }
     return "none";
   }
+  // By name, as `config show` prints them.
+  static std::map<std::string, Json> shown(
+      const std::string& daemon, const std::string& file,
+      std::vector<std::pair<std::string, std::string>> environment = {}) {
+    Spawn spawn = rekindle_spawn({"config", "show", daemon, file, "--json"});
+    spawn.env = std::move(environment);
+    const Finished done = run(std::move(spawn));
+    EXPECT_EQ(done.exit.code, 0) << done.err;
+    std::map<std::string, Json> settings;
+    const Json json = json_of(done);
+    for (const Json& setting : json["settings"]) settings[setting["setting"]] = setting;
+    return settings;
+  }
   TempDir dir_;
 };
 
@@ -142,21 +155,58 @@ TEST_F(CliConfig, CheckAcceptsWhatTheDaemonsAccept) {
   EXPECT_EQ(rekindle({"config", "check", dir_ / "absent"}).exit.code, 1);
 }
 
+TEST_F(CliConfig, AKeyOfASectionWinsOverTheTopLevel) {
+  const std::string file = config("log-level = \"debug\"\n[agent]\nlog-level = \"warn\"\n");
+  EXPECT_EQ(shown("agent", file)["log-level"]["value"], "warn");
+  EXPECT_EQ(shown("agent", file)["log-level"]["origin"], file + ":3");
+  EXPECT_EQ(shown("coordinator", file)["log-level"]["value"], "debug");
+  const Finished done = rekindle({"config", "check", file});
+  EXPECT_EQ(done.exit.code, 0) << done.out;
+  EXPECT_THAT(done.out, AllOf(HasSubstr(file + ":1: 'log-level' has no effect on the agent"),
+                              HasSubstr(file + ":3 sets it in [agent]")));
+}
+
+TEST_F(CliConfig, AKeyWithoutAnEffectIsCheckedToo) {
+  const std::string file = config(
+      "log-level = \"loud\"\nmax-rate = \"fast\"\n[agent]\nlog-level = \"warn\"\nmax-rate = "
+      "\"1GB\"\n[coordinator]\nlog-level = \"warn\"\n");
+  const Finished done = rekindle({"config", "check", file});
+  EXPECT_EQ(done.exit.code, 1);
+  EXPECT_THAT(done.out,
+              AllOf(HasSubstr(":1: "), HasSubstr("loud"), HasSubstr(":2: --max-rate: 'fast'")));
+  EXPECT_EQ(rekindle({"agent", "--config", file}).exit.code, 2);
+}
+
+TEST_F(CliConfig, ASwitchIsWrittenAsInOtherTools) {
+  const std::string file = config("[agent]\nallow-drills = \"YES\"\nverify-gpu = 1\n");
+  EXPECT_EQ(shown("agent", file)["allow-drills"]["value"], "true");
+  EXPECT_EQ(shown("agent", file)["verify-gpu"]["value"], "true");
+  for (const char* off : {"0", "no", "Off", "FALSE"}) {
+    const auto setting =
+        shown("agent", file, {{"REKINDLE_AGENT_ALLOW_DRILLS", off}})["allow-drills"];
+    EXPECT_EQ(setting["value"], "false") << off;
+    EXPECT_EQ(setting["origin"], "REKINDLE_AGENT_ALLOW_DRILLS");
+  }
+  for (const char* on : {"1", "Yes", "on", "True"}) {
+    const std::string none = config("");
+    EXPECT_EQ(shown("agent", none, {{"REKINDLE_AGENT_ALLOW_DRILLS", on}})["allow-drills"]["value"],
+              "true")
+        << on;
+  }
+  const Finished wrong = rekindle({"config", "check", config("[agent]\nallow-drills = 2\n")});
+  EXPECT_EQ(wrong.exit.code, 1);
+  EXPECT_THAT(wrong.out, HasSubstr("--allow-drills '2': write true or false"));
+}
+
 TEST_F(CliConfig, ShowNamesTheOriginOfEachSetting) {
   const std::string file = config("[agent]\n\nmax-rate = \"1GB\"\nmax-pullers = 3\n");
-  Spawn spawn = rekindle_spawn({"config", "show", "agent", file, "--json"});
-  spawn.env = {{"REKINDLE_AGENT_MAX_PULLERS", "7"}};
-  const Finished done = run(std::move(spawn));
-  ASSERT_EQ(done.exit.code, 0) << done.err;
-  std::map<std::string, Json> shown;
-  const Json json = json_of(done);
-  for (const Json& setting : json["settings"]) shown[setting["setting"]] = setting;
-  EXPECT_EQ(shown["max-rate"]["origin"], file + ":3");
-  EXPECT_EQ(shown["max-rate"]["value"], "1GB");
-  EXPECT_EQ(shown["max-pullers"]["origin"], "REKINDLE_AGENT_MAX_PULLERS");
-  EXPECT_EQ(shown["max-pullers"]["value"], "7");
-  EXPECT_EQ(shown["scrub"]["origin"], "default");
-  EXPECT_EQ(shown["scrub"]["value"], "24h");
+  auto settings = shown("agent", file, {{"REKINDLE_AGENT_MAX_PULLERS", "7"}});
+  EXPECT_EQ(settings["max-rate"]["origin"], file + ":3");
+  EXPECT_EQ(settings["max-rate"]["value"], "1GB");
+  EXPECT_EQ(settings["max-pullers"]["origin"], "REKINDLE_AGENT_MAX_PULLERS");
+  EXPECT_EQ(settings["max-pullers"]["value"], "7");
+  EXPECT_EQ(settings["scrub"]["origin"], "default");
+  EXPECT_EQ(settings["scrub"]["value"], "24h");
 }
 
 class Reload : public CliConfig {

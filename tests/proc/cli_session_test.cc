@@ -55,6 +55,32 @@ TEST_F(CliSession, PublishedOnOneHostPulledOnAnotherAndIntoADirectory) {
   EXPECT_THAT(agent.out, ContainsRegex("m@3 +ready +whole"));
 }
 
+TEST(FleetEvents, ThoseOfACoordinatorThatHasLostItsStateAreAllFollowed) {
+  TempDir dir;
+  const std::string address = fmt::format("127.0.0.1:{}", free_port());
+  const auto lead = [&](const char* state) {
+    return std::make_unique<Daemon>(
+        "coordinator", std::vector<std::string>{"--listen", address, "--state", dir / state});
+  };
+  auto coordinator = lead("first");
+  Process follower(rekindle_spawn(
+      {"events", "--fleet", "--follow", "--json", "--coordinator", coordinator->address()}));
+  // The first event of a term, which is in the first epoch each time.
+  const auto seen = [&] {
+    std::size_t count = 0;
+    const std::string out = follower.out();
+    for (auto at = out.find("coordinator_leads"); at != std::string::npos;
+         at = out.find("coordinator_leads", at + 1)) {
+      ++count;
+    }
+    return count;
+  };
+  ASSERT_TRUE(eventually([&] { return seen() == 1; })) << follower.err();
+  coordinator->process().kill();
+  coordinator = lead("second");
+  EXPECT_TRUE(eventually([&] { return seen() == 2; })) << follower.out() << follower.err();
+}
+
 TEST_F(CliSession, StraightFromAPeerWithoutACoordinator) {
   ASSERT_EQ(publish("m@3").exit.code, 0);
   // The model may come after --from, too.

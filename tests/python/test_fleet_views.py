@@ -1,16 +1,19 @@
 """`rekindle top` and `rekindle support-bundle` with real daemons."""
+import fcntl
 import json
 import os
 import pty
 import select
 import signal
 import stat
+import struct
 import subprocess
 import tarfile
+import termios
 import time
 
 import pytest
-from conftest import BINARY, PATIENCE_S
+from conftest import BINARY, PATIENCE_S, eventually
 
 SECRET = "not-for-other-eyes-0123456789abcdef"
 
@@ -49,6 +52,26 @@ def test_top_shows_the_fleet_until_q(on_a_terminal):
     os.write(terminal, b"q")
     read_until(terminal, b"\x1b[?1049l")
     assert process.wait(PATIENCE_S) == 0
+
+
+def test_top_serves_keys_while_its_coordinator_hangs(on_a_terminal, fleet):
+    process, terminal = on_a_terminal
+    read_until(terminal, b"2 of 2 hosts well")
+    coordinator = fleet.processes[0]
+    coordinator.send_signal(signal.SIGSTOP)
+    try:
+        shown = read_until(terminal, b"no answer for ")
+        # What it knows stays.
+        assert b"2 of 2 hosts well" in shown + read_until(terminal, b"hosts well")
+        os.write(terminal, b"s")
+        read_until(terminal, b"sort by rate")
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 10, 30, 0, 0))
+        read_until(terminal, b"\x1b[2J")
+        os.write(terminal, b"q")
+        read_until(terminal, b"\x1b[?1049l")
+        assert process.wait(PATIENCE_S) == 0
+    finally:
+        coordinator.send_signal(signal.SIGCONT)
 
 
 def test_top_gives_the_terminal_back_at_a_signal(on_a_terminal):
@@ -109,6 +132,23 @@ def test_bundle_has_what_the_daemons_say_and_no_secret(fleet, tmp_path):
     assert "node_joined" in kinds
     assert str(secret).encode() in files["rekindle.toml"] and str(secret).encode() in files["agent-settings.txt"]
     assert all(SECRET.encode() not in content for content in files.values())
+
+
+def test_an_interrupted_bundle_leaves_nothing(fleet, tmp_path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    slow = tmp_path / "bin"
+    slow.mkdir()
+    (slow / "journalctl").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (slow / "journalctl").chmod(0o755)
+    environment = {**fleet.environment, "PATH": f"{slow}:{os.environ['PATH']}", "TMPDIR": str(temporary)}
+    to = tmp_path / "bundle.tar.gz"
+    process = subprocess.Popen([BINARY, "support-bundle", "--to", to, "--store", fleet.store("a")],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    eventually(lambda: list(temporary.glob("*/*/host/journal.txt")))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE_S) == 130
+    assert list(temporary.iterdir()) == [] and not to.exists()
 
 
 def test_bundle_replaces_no_file_and_leaves_none(fleet, tmp_path):

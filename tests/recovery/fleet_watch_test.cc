@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/coordinator/fleet_json.h"
 #include "tests/recovery/coordinator_fixture.h"
@@ -31,7 +34,7 @@ class FleetWatchTest : public ::testing::Test {
   }
 
   CoreWorld world_;
-  FleetWatch watch_;
+  FleetWatch watch_{Incarnation()};
   std::uint64_t read_ = 0;
 };
 
@@ -121,6 +124,29 @@ TEST_F(FleetWatchTest, AVersionIsRetiringUntilNobodyHoldsIt) {
   EXPECT_EQ(news(), Lines{"version_retired qwen3@1"});
 }
 
+TEST_F(FleetWatchTest, CoverageIsLookedAtOnceASecond) {
+  const NodeInfo a = world_.holder("a", kV1);
+  const NodeInfo b = world_.node("b");
+  ASSERT_TRUE(world_.enroll(b));
+  world_.pass(3s, {a, b});
+  (void)news();
+  ASSERT_TRUE(world_.announce(a, {}, /*full=*/true));
+  world_.pass(900ms, {a, b});
+  EXPECT_EQ(news(), Lines{});
+  world_.pass(100ms, {a, b});
+  EXPECT_EQ(news(), Lines{"version_not_ready qwen3@1"});
+}
+
+TEST_F(FleetWatchTest, AVersionThatBecomesReadyIsToldAtOnce) {
+  const NodeInfo a = world_.node("a");
+  ASSERT_TRUE(world_.enroll(a));
+  const Holding whole = CoreWorld::holding(kV1);
+  ASSERT_TRUE(world_.core->publish("", {}, kV1, whole.root, whole.tensor_set, 1000, world_.now));
+  (void)news();
+  ASSERT_TRUE(world_.announce(a, {CoreWorld::holding(kV1)}));
+  EXPECT_EQ(news(), Lines{"version_ready qwen3@1"});
+}
+
 TEST_F(FleetWatchTest, AnAgentsEventCountsOnceAndANewProcessCountsAnew) {
   const NodeInfo a = world_.holder("a", kV1);
   (void)news();
@@ -176,7 +202,7 @@ TEST(HaveMap, SaysHowMuchOfEachPartIsThere) {
 
 TEST(FleetJson, AFleetAtRestHasTheSameAnswer) {
   CoreWorld world;
-  FleetWatch watch;
+  FleetWatch watch{Incarnation()};
   const NodeInfo a = world.holder("a", kV1);
   const auto answer = [&] {
     watch.look(*world.core, world.now, WallTime());
@@ -188,9 +214,47 @@ TEST(FleetJson, AFleetAtRestHasTheSameAnswer) {
   EXPECT_EQ(answer(), before);
 }
 
+TEST(FleetJson, FiguresAreOfAllPullsAndInstances) {
+  Limits limits;
+  limits.max_pullers_per_source = 1000;
+  CoreWorld world(limits);
+  const FleetWatch watch{Incarnation()};
+  const NodeInfo a = world.holder("a", kV1);
+  world.pass(3s, {a});
+  for (int i = 0; i < 150; ++i) {
+    const NodeInfo puller = world.node(fmt::format("p{}", i));
+    ASSERT_TRUE(world.enroll(puller));
+    ASSERT_TRUE(world.open(puller, "qwen3"));
+  }
+  for (int i = 0; i < 600; ++i) {
+    RankReport rank;
+    rank.node_id = a.node_id;
+    rank.incarnation = a.incarnation;
+    rank.instance = fmt::format("i{}", i);
+    rank.model = "qwen3";
+    rank.sequence = 1;
+    ASSERT_TRUE(world.core->report_rank(rank, world.now));
+    rank.sequence = 2;
+    rank.has = kV1;
+    rank.state = RankState::kLoaded;
+    ASSERT_TRUE(world.core->report_rank(rank, world.now));
+  }
+  const auto answer =
+      nlohmann::json::parse(fleet_json(*world.core, watch, {world.now, WallTime()}));
+  EXPECT_EQ(answer["pulls"].size(), 100u);
+  EXPECT_EQ(answer["pulls_total"], 150);
+  EXPECT_EQ(answer["instances"].size(), 500u);
+  EXPECT_EQ(answer["instances_total"], 600);
+  EXPECT_EQ(answer["instances_committed"], 600);
+  EXPECT_EQ(answer["instances_unfit"], 0);
+  EXPECT_EQ(std::ranges::count_if(answer["nodes"],
+                                  [](const auto& node) { return node.value("pulls", 0) == 1; }),
+            150);
+}
+
 TEST(FleetJson, BytesThatAreNotTextDoNotBreakTheAnswer) {
   CoreWorld world;
-  FleetWatch watch;
+  FleetWatch watch{Incarnation()};
   (void)world.holder("\xff\xfe<b>", kV1);
   const std::string answer = fleet_json(*world.core, watch, {world.now, WallTime()});
   EXPECT_NE(answer.find("\xef\xbf\xbd<b>"), std::string::npos) << answer;

@@ -49,6 +49,17 @@ TEST_F(WorkerDeviceTest, TheWorkersEndComesLastAndTheProcessHearsWhatTheWorkerHe
   EXPECT_EQ(host_->tiles_told, stored->manifest.checkpoint->tiles.tile_count());
 }
 
+TEST_F(WorkerDeviceTest, ANewLoadTimeoutIsThatOfTheNextWorkersBuckets) {
+  host_->has_device = true;
+  Raw raw = greeted();
+  ASSERT_TRUE(attach(raw).has_attached());
+  EXPECT_EQ(host_->device_orders.back().release, SessionTimes().load);
+  boost::asio::post(context_, boost::asio::use_future([&] { service_->set_load_timeout(7s); }))
+      .get();
+  ASSERT_TRUE(attach(raw).has_attached());
+  EXPECT_EQ(host_->device_orders.back().release, 7s);
+}
+
 TEST_F(WorkerDeviceTest, ASessionThatEndsEndsThere) {
   host_->has_device = true;
   auto raw = std::make_unique<Raw>(greeted());

@@ -61,29 +61,29 @@ struct FileArgs {
   }
 };
 
-// A file that both daemons read is wrong once, not twice.
-std::vector<std::string> problems_of(const FileArgs& args) {
-  std::vector<std::string> lines;
-  for (const std::string& daemon : args.daemons()) {
-    Problems problems;
-    (void)read_daemon_settings(args.words(daemon), Environment::kIgnored, problems);
-    for (const Problem& problem : problems.all()) {
-      const std::string line = problem.in_line().message();
-      if (std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
-    }
-  }
-  return lines;
-}
-
 Result<int> check(const Settings& settings, const FileArgs& args) {
-  const auto problems = problems_of(args);
+  std::vector<std::string> problems;
+  std::vector<std::string> shadowed;
+  for (const std::string& daemon : args.daemons()) {
+    Problems found;
+    const DaemonSettings read =
+        read_daemon_settings(args.words(daemon), Environment::kIgnored, found);
+    for (const Problem& problem : found.all()) {
+      const std::string line = problem.in_line().message();
+      // A file that both daemons read is wrong once, not twice.
+      if (std::ranges::find(problems, line) == problems.end()) problems.push_back(line);
+    }
+    for (const auto& entry : read.shadowed) shadowed.push_back(entry.text);
+  }
   if (settings.json) {
-    print_json({{"file", args.file}, {"problems", problems}});
-  } else if (problems.empty()) {
-    print_line(
-        fmt::format("{} is right for: {}", printable(args.file), fmt::join(args.daemons(), ", ")));
+    print_json({{"file", args.file}, {"problems", problems}, {"shadowed", shadowed}});
   } else {
     for (const std::string& line : problems) print_line(printable(line));
+    for (const std::string& line : shadowed) print_line(printable(line));
+    if (problems.empty()) {
+      print_line(fmt::format("{} is right for: {}", printable(args.file),
+                             fmt::join(args.daemons(), ", ")));
+    }
   }
   return problems.empty() ? kExitOk : kExitFailed;
 }

@@ -120,7 +120,6 @@ namespace {
 struct DeviceProcessArgs {
   int fd = -1;
   std::string doubles;
-  std::int64_t release_ms = 0;
   std::uint64_t keep_rate = device::SessionTimes{}.keep_bytes_per_second;
 };
 
@@ -129,7 +128,6 @@ Result<int> run_device_process_command(const DeviceProcessArgs& args) {
   if (!args.doubles.empty()) {
     TRY(options.doubles, device::parse_doubles(args.doubles));
   }
-  if (args.release_ms > 0) options.times.release = std::chrono::milliseconds(args.release_ms);
   options.times.keep_bytes_per_second = args.keep_rate;
   if (::fcntl(args.fd, F_SETFD, FD_CLOEXEC) != 0) {
     return fail(ErrorCode::kInvalid,
@@ -158,7 +156,6 @@ void add_device_process(Command& app, Session& session) {
   auto args = std::make_shared<DeviceProcessArgs>();
   sub.option("--fd", args->fd, "Descriptor of the socket to the agent").required();
   sub.option("--double", args->doubles, "GPUs made of host memory, for tests").type_name("N:BYTES");
-  sub.option("--release-ms", args->release_ms, "Time for a live worker to release a bucket");
   sub.option("--keep-rate", args->keep_rate,
              "Bytes of a broadcast that each device copies to its host in a second");
   sub.runs(session, "device-process", [args] { return run_device_process_command(*args); });

@@ -147,6 +147,16 @@ class Drill {
 
   // The fleet cannot recover any more.
   void give_up() { given_up_ = true; }
+  // Why the losses are not known yet; "": they are known.
+  void doubt(std::string why) { doubt_ = std::move(why); }
+
+  // From the first call on, signals are asked for here, so that the drill can clean up. False: one
+  // has come.
+  bool rest(std::chrono::milliseconds pause) {
+    if (!interrupts_) interrupts_.emplace();
+    return !interrupts_->within(pause);
+  }
+  int interrupted() const { return interrupts_->exit_code(); }
 
   // `look` notes what it sees, and returns true once the fleet has recovered. `pause`: between two
   // looks.
@@ -155,11 +165,12 @@ class Drill {
     bool recovered = false;
     while (!recovered && !given_up_ && steady_now() - struck_ < timeout_) {
       recovered = look();
-      if (!recovered && !given_up_) std::this_thread::sleep_for(pause);
+      if (!recovered && !given_up_ && !rest(pause)) return interrupted();
     }
     const auto now = status();
-    if (!now) return report(false, Json(nullptr), advice);
-    return report(recovered, lost_between(before_, *now), advice);
+    const bool knows = now && (recovered || doubt_.empty());
+    return report(now && recovered, knows ? Json(lost_between(before_, *now)) : Json(nullptr),
+                  doubt_.empty() ? advice : doubt_);
   }
 
  private:
@@ -222,16 +233,21 @@ class Drill {
   std::uint32_t victim_pid_ = 0;
   TimePoint struck_{};
   bool given_up_ = false;
+  std::string doubt_;
+  std::optional<Interrupts> interrupts_;
   std::vector<Step> steps_;
   std::set<std::string> noted_;
 };
 
-// A later process of the node has to hold at least as much as the one that was killed.
-bool look_at_agent(Drill& drill, const proto::NodeStatus& before) {
+// What the coordinator knows of an agent that was killed. kBack: a later process of the node holds
+// at least as much. kNothing: neither that nor the death.
+enum class Known { kNothing, kDead, kBack };
+
+Known look_at_killed(Drill& drill, const proto::NodeStatus& before) {
   const auto status = drill.status();
   if (!status) {
     drill.note(fmt::format("the coordinator does not answer: {}", status.error().message()));
-    return false;
+    return Known::kNothing;
   }
   const std::string& name = before.node().node_id();
   const auto* now = find_node(*status, name);
@@ -240,13 +256,13 @@ bool look_at_agent(Drill& drill, const proto::NodeStatus& before) {
     const std::string state = now == nullptr ? "dead" : now->state();
     if (state != "alive")
       drill.note(fmt::format("the coordinator sees that {} is {}", name, state));
-    return false;
+    return state == "dead" ? Known::kDead : Known::kNothing;
   }
   drill.note(fmt::format("a new process of {} has registered", name));
-  if (now->holdings_size() < before.holdings_size()) return false;
-  if (!lost_between(drill.before(), *status).empty()) return false;
+  if (now->holdings_size() < before.holdings_size()) return Known::kNothing;
+  if (!lost_between(drill.before(), *status).empty()) return Known::kNothing;
   drill.note(fmt::format("it holds its copies again: {}", now->holdings_size()));
-  return true;
+  return Known::kBack;
 }
 
 Result<proto::NodeStatus> living_agent(const Drill& drill, const std::string& name) {
@@ -262,7 +278,7 @@ Result<int> kill_agent(const Settings& settings, const DrillArgs& args) {
   victim.request.mutable_kill_self();
   TRY(const bool struck, drill.strike(std::move(victim)));
   if (!struck) return kExitOk;
-  return drill.follow([&] { return look_at_agent(drill, node); }, kLook,
+  return drill.follow([&] { return look_at_killed(drill, node) == Known::kBack; }, kLook,
                       "nobody has started the agent again; run it under systemd or Kubernetes");
 }
 
@@ -289,6 +305,9 @@ class OwnPull {
     if (pull->pid_ < 0) return fail_errno(errno, "fork");
     if (pull->pid_ == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      sigset_t none;
+      ::sigemptyset(&none);
+      ::sigprocmask(SIG_SETMASK, &none, nullptr);
       const int log = ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
       ::dup2(log, STDOUT_FILENO);
       ::dup2(log, STDERR_FILENO);
@@ -348,7 +367,9 @@ const proto::SourceReport* busiest_source(const proto::PullStatus& pull) {
   return busiest;
 }
 
-Result<proto::NodeStatus> wait_for_source(Drill& drill, OwnPull& pull, const std::string& name) {
+// nullopt: a signal has come.
+Result<std::optional<proto::NodeStatus>> wait_for_source(Drill& drill, OwnPull& pull,
+                                                         const std::string& name) {
   const TimePoint give_up = steady_now() + kSourceDeadline;
   while (steady_now() < give_up && !pull.ended()) {
     TRY(const auto status, drill.status());
@@ -356,7 +377,7 @@ Result<proto::NodeStatus> wait_for_source(Drill& drill, OwnPull& pull, const std
     const auto* source = running != nullptr ? busiest_source(*running) : nullptr;
     const auto* node = source != nullptr ? find_node(status, source->node_id()) : nullptr;
     if (node != nullptr) return *node;
-    std::this_thread::sleep_for(kLook);
+    if (!drill.rest(kLook)) return std::nullopt;
   }
   if (!pull.ended()) {
     return fail(ErrorCode::kTimeout, "the pull of {} has got no byte from an agent for 30 s", name);
@@ -368,7 +389,8 @@ Result<proto::NodeStatus> wait_for_source(Drill& drill, OwnPull& pull, const std
               name);
 }
 
-bool look_at_pull(Drill& drill, OwnPull& pull) {
+// Until the coordinator has noticed the death of the source, nobody knows what went with it.
+bool look_at_pull(Drill& drill, OwnPull& pull, const proto::NodeStatus& killed) {
   if (const auto status = drill.status()) {
     if (const auto* running = pull.in(*status)) {
       for (const auto& source : running->sources()) {
@@ -376,14 +398,19 @@ bool look_at_pull(Drill& drill, OwnPull& pull) {
       }
     }
   }
-  if (!pull.ended()) return false;
-  if (pull.succeeded()) {
-    drill.note("the pull is complete, and every byte verified");
-    return true;
+  const bool ended = pull.ended();
+  if (ended) {
+    drill.note(pull.succeeded() ? "the pull is complete, and every byte verified"
+                                : fmt::format("the pull failed: {}", pull.log()));
   }
-  drill.note(fmt::format("the pull failed: {}", pull.log()));
-  drill.give_up();
-  return false;
+  const bool noticed = look_at_killed(drill, killed) != Known::kNothing;
+  drill.doubt(noticed ? ""
+                      : fmt::format("the coordinator has not noticed that {} is dead; give a "
+                                    "--timeout above its --dead-after",
+                                    killed.node().node_id()));
+  if (!ended || !noticed) return false;
+  if (!pull.succeeded()) drill.give_up();
+  return pull.succeeded();
 }
 
 Result<int> kill_source(const Settings& settings, const DrillArgs& args) {
@@ -397,15 +424,17 @@ Result<int> kill_source(const Settings& settings, const DrillArgs& args) {
   if (!args.yes) {
     return fail(ErrorCode::kInvalid, "the pull does not wait for an answer: confirm with --yes");
   }
+  if (!drill.rest(std::chrono::milliseconds(0))) return drill.interrupted();
   TRY(const auto pull, OwnPull::start(settings, args));
   TRY(const auto node, wait_for_source(drill, *pull, args.target));
-  Victim victim{node.node().control_endpoint(),
-                fmt::format("the agent {}, a source of the pull", node.node().node_id()),
+  if (!node) return drill.interrupted();
+  Victim victim{node->node().control_endpoint(),
+                fmt::format("the agent {}, a source of the pull", node->node().node_id()),
                 {}};
   victim.request.mutable_kill_self();
   TRY_VOID(drill.strike(std::move(victim)));
   return drill.follow(
-      [&] { return look_at_pull(drill, *pull); }, kLook,
+      [&] { return look_at_pull(drill, *pull, *node); }, kLook,
       "the pull did not go on from other sources; does another host hold all of it?");
 }
 

@@ -3,8 +3,6 @@
 #include <string>
 #include <utility>
 
-#include <time.h>
-
 #include "recovery/agent/local_agent.h"
 #include "recovery/rpc/address.h"
 #include "tools/cli/arguments.h"
@@ -89,8 +87,9 @@ class FleetEventsSource {
                   remote_->address());
     }
     proto::FleetEventsResponse response = std::move(*status.mutable_events());
-    const std::uint64_t before = std::exchange(epoch_, response.epoch());
-    if (before != 0 && before != epoch_) {
+    // Numbers count anew in each term, and each term has another incarnation.
+    const Incarnation before = std::exchange(term_, remote_->answered_by());
+    if (!before.is_nil() && before != term_) {
       after_ = 0;
       return next(wait_ms);
     }
@@ -100,7 +99,7 @@ class FleetEventsSource {
 
  private:
   std::unique_ptr<Remote> remote_;
-  std::uint64_t epoch_ = 0;
+  Incarnation term_;
   std::uint64_t after_ = 0;
 };
 
@@ -119,7 +118,7 @@ Result<void> show(const Settings& settings, const Response& response) {
 // Until a signal comes. An unreachable daemon does not end it.
 template <typename Source>
 Result<int> follow(const Settings& settings, Source source) {
-  const Interrupts interrupts;
+  Interrupts interrupts;
   bool away = false;
   while (true) {
     const auto response = source.next(kWaitMs);

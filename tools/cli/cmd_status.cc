@@ -72,7 +72,7 @@ class StatusSource {
 // unreachable coordinator does not end the watch.
 Result<int> watch(const Settings& settings, StatusSource source,
                   std::chrono::milliseconds interval) {
-  const Interrupts interrupts;
+  Interrupts interrupts;
   const bool in_place = terminal(STDOUT_FILENO) && !settings.json;
   do {
     const auto report = source.fetch();

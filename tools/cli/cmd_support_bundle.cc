@@ -1,11 +1,14 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,6 +28,7 @@
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/output.h"
+#include "tools/cli/remote.h"
 #include "tools/cli/scratch_directory.h"
 
 // `rekindle support-bundle`: what somebody needs who looks for a problem from afar.
@@ -38,6 +42,9 @@ constexpr int kTimedOut = 124;
 constexpr int kKilled = 137;
 constexpr int kNotInstalled = 127;
 constexpr std::chrono::milliseconds kShortestTimeout{100};
+constexpr std::chrono::milliseconds kLookAtProgram{10};
+// Longer than `timeout` takes to kill its program.
+constexpr std::chrono::seconds kProgramEndDeadline{5};
 
 struct BundleArgs {
   std::string to;
@@ -103,29 +110,65 @@ std::vector<Probe> probes(const Settings& settings, const std::string& self) {
   return list;
 }
 
-// Runs it to its end. Output and errors go to `file` if there is one. The result is the exit code,
-// or 128 and the number of a signal.
-Result<int> run_program(std::vector<std::string> words, const fs::path& file) {
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, file.c_str(),
-                                     O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  ::posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
-  pid_t child = -1;
-  const int error =
-      ::posix_spawnp(&child, arguments.front(), &actions, nullptr, arguments.data(), environ);
-  ::posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return fail_errno(error, arguments.front());
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) return fail_errno(errno, "waitpid");
+// Runs programs, one after the other, until a signal comes.
+class Programs {
+ public:
+  // Runs it to its end. Output and errors go to `file`. The result is the exit code, or 128 and the
+  // number of a signal. nullopt: a signal has come, and the program has ended.
+  Result<std::optional<int>> run(std::vector<std::string> words, const fs::path& file) {
+    TRY(const pid_t child, start(std::move(words), file));
+    bool told = false;
+    TimePoint give_up{};
+    for (;;) {
+      int status = 0;
+      const pid_t ended = ::waitpid(child, &status, WNOHANG);
+      if (ended < 0 && errno != EINTR) return fail_errno(errno, "waitpid");
+      if (ended == child && told) return std::nullopt;
+      if (ended == child) {
+        return WIFEXITED(status) ? WEXITSTATUS(status) : kExitSignal + WTERMSIG(status);
+      }
+      if (told) {
+        if (steady_now() > give_up) ::kill(child, SIGKILL);
+        std::this_thread::sleep_for(kLookAtProgram);
+      } else if (interrupts_.within(kLookAtProgram)) {
+        // `timeout` passes it on, and kills a program that stays.
+        told = ::kill(child, SIGTERM) == 0;
+        give_up = steady_now() + kProgramEndDeadline;
+      }
+    }
   }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : kExitSignal + WTERMSIG(status);
-}
+  // After a signal.
+  int exit_code() const { return interrupts_.exit_code(); }
+
+ private:
+  // With no signal blocked.
+  static Result<pid_t> start(std::vector<std::string> words, const fs::path& file) {
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, file.c_str(),
+                                       O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    ::posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
+    posix_spawnattr_t attributes;
+    ::posix_spawnattr_init(&attributes);
+    sigset_t none;
+    ::sigemptyset(&none);
+    ::posix_spawnattr_setsigmask(&attributes, &none);
+    ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+    pid_t child = -1;
+    const int error =
+        ::posix_spawnp(&child, arguments.front(), &actions, &attributes, arguments.data(), environ);
+    ::posix_spawnattr_destroy(&attributes);
+    ::posix_spawn_file_actions_destroy(&actions);
+    if (error != 0) return fail_errno(error, arguments.front());
+    return child;
+  }
+
+  Interrupts interrupts_;
+};
 
 std::string outcome_of(int code) {
   switch (code) {
@@ -160,12 +203,15 @@ Result<int> support_bundle(const Settings& settings, const BundleArgs& args) {
   const std::string name = fmt::format("rekindle-support-{}-{:%Y%m%dT%H%M%SZ}", host_name(),
                                        fmt::gmtime(std::time(nullptr)));
   const fs::path to = args.to.empty() ? fs::path(name + ".tar.gz") : fs::path(args.to);
+  // From here on a signal leaves nothing behind.
+  Programs programs;
   // Made first, so that a bundle without a place costs no minute. Nobody else may read it.
   UniqueFd made(::open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!made) return fail_errno(errno, to.string());
   made.reset();
 
-  const auto assemble = [&]() -> Result<Json> {
+  // nullopt: a signal has come.
+  const auto assemble = [&]() -> Result<std::optional<Json>> {
     std::error_code failed;
     const fs::path temporary = fs::temp_directory_path(failed);
     if (failed) return fail_errno(failed.value(), "the directory for temporary files");
@@ -177,30 +223,34 @@ Result<int> support_bundle(const Settings& settings, const BundleArgs& args) {
     for (const Probe& probe : probes(settings, self.string())) {
       std::vector<std::string> words{"timeout", "--kill-after=1", seconds};
       words.insert(words.end(), probe.command.begin(), probe.command.end());
-      TRY(const int code, run_program(std::move(words), inside / probe.file));
+      TRY(const auto code, programs.run(std::move(words), inside / probe.file));
+      if (!code) return std::nullopt;
       files.push_back({{"file", probe.file},
                        {"command", fmt::format("{}", fmt::join(probe.command, " "))},
-                       {"outcome", outcome_of(code)}});
+                       {"outcome", outcome_of(*code)}});
     }
     Json about{{"host", host_name()},
                {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
                {"version", build_info().version},
                {"files", std::move(files)}};
     std::ofstream(inside / "about.json") << about.dump(2) << "\n";
-    TRY(const int code,
-        run_program({"tar", "--create", "--gzip", "--owner=0", "--group=0", "--file",
-                     fs::absolute(to).string(), "--directory", work->path().string(), name},
-                    work->path() / "tar.log"));
-    if (code != 0) return fail(ErrorCode::kInternal, "tar could not write {}", to.string());
+    TRY(const auto code,
+        programs.run({"tar", "--create", "--gzip", "--owner=0", "--group=0", "--file",
+                      fs::absolute(to).string(), "--directory", work->path().string(), name},
+                     work->path() / "tar.log"));
+    if (!code) return std::nullopt;
+    if (*code != 0) return fail(ErrorCode::kInternal, "tar could not write {}", to.string());
     return about;
   };
-  auto about = assemble();
-  if (!about) {
+  auto assembled = assemble();
+  if (!assembled || !*assembled) {
     fs::remove(to, error);
-    return fail(std::move(about).error());
+    if (assembled) return programs.exit_code();
+    return fail(std::move(assembled).error());
   }
+  Json about = **std::move(assembled);
   std::string missing;
-  for (const Json& file : (*about)["files"]) {
+  for (const Json& file : about["files"]) {
     if (file["outcome"] == "ok") continue;
     missing += fmt::format("  {}: {}\n", file["file"].get<std::string>(),
                            file["outcome"].get<std::string>());
@@ -210,8 +260,8 @@ Result<int> support_bundle(const Settings& settings, const BundleArgs& args) {
       "hosts, models and users, and addresses: look at it before you send it.\n",
       to.string());
   if (!missing.empty()) text += "not complete:\n" + missing;
-  (*about)["bundle"] = to.string();
-  print_result(settings.json, *about, text);
+  about["bundle"] = to.string();
+  print_result(settings.json, about, text);
   return kExitOk;
 }
 

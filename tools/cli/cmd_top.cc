@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -23,6 +25,8 @@ namespace rekindle::cli {
 namespace {
 
 constexpr std::chrono::milliseconds kShortestFrame{100};
+// The screen then says for how long there is no answer.
+constexpr std::chrono::milliseconds kMissedAfter{1000};
 // How often keys are looked for.
 constexpr std::chrono::milliseconds kLookAtKeys{50};
 
@@ -63,7 +67,7 @@ class Screen {
   static std::size_t height() {
     winsize size{};
     // The last line stays free, so that the terminal does not scroll.
-    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row < 3) return 23;
+    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row < 4) return 23;
     return size.ws_row - 1u;
   }
 
@@ -76,54 +80,121 @@ class Top {
  public:
   Top(const Settings& settings, Remote& remote) : settings_(settings), remote_(remote) {
     if (terminal(STDOUT_FILENO) && !settings.json) screen_.emplace();
+    remote_.while_waiting([this] {
+      draw();
+      return serve_input();
+    });
   }
 
-  // False: nobody reads any more.
+  // One frame with news. False: it was asked to end, or nobody reads any more.
   Result<bool> show() {
-    if (!paused_) status_ = remote_.call<proto::COORDINATOR_STATUS>({});
-    if (settings_.json) {
-      print_json_line(*status_ ? to_json(**status_) : to_json(status_->error()));
-    } else if (screen_) {
-      screen_->show(frame(terminal_width(STDOUT_FILENO), Screen::height()));
+    if (!paused_) ask();
+    if (ended_) return false;
+    if (screen_) {
+      draw();
+    } else if (settings_.json) {
+      print_json_line(problem_ ? to_json(*problem_) : to_json(*status_));
     } else {
-      print(frame(SIZE_MAX, 0) + "\n");
+      print(problem_
+                ? "rekindle top: " + printable(problem_->message()) + "\n"
+                : top_frame(*status_, order_, printable(remote_.address()), SIZE_MAX, 0) + "\n");
     }
     TRY_VOID(flush_output());
     return std::ferror(stdout) == 0;
   }
 
-  enum class Asked { kNothing, kFrame, kEnd };
-  Asked look_at_keys() {
-    switch (screen_ ? screen_->key() : 0) {
-      case 'q':
-        return Asked::kEnd;
-      case 'p':
-        paused_ = !paused_;
-        return Asked::kFrame;
-      case 's':
-        order_ = order_ == TopOrder::kRate ? TopOrder::kName : TopOrder::kRate;
-        return Asked::kFrame;
-      default:
-        return Asked::kNothing;
+  // Serves keys, signals and the size of the terminal meanwhile. False: it was asked to end.
+  bool rest(std::chrono::milliseconds pause) {
+    const TimePoint end = steady_now() + pause;
+    while (serve_input() && steady_now() < end && !std::exchange(anew_, false)) {
+      (void)interrupts_.within(std::min(pause, kLookAtKeys));
     }
+    return !ended_;
   }
 
  private:
-  std::string frame(std::size_t width, std::size_t height) const {
-    if (!*status_) return "rekindle top: " + printable(status_->error().message()) + "\n";
-    const std::string title = printable(remote_.address());
-    if (!screen_) return top_frame(**status_, order_, title, width, height);
-    return fmt::format("q: end, p: {}, s: sort by {}\n", paused_ ? "go on" : "pause",
-                       order_ == TopOrder::kRate ? "name" : "rate") +
-           top_frame(**status_, order_, title, width, height - 1);
+  void ask() {
+    if (!unanswered_since_) unanswered_since_ = steady_now();
+    auto answer = remote_.call<proto::COORDINATOR_STATUS>({});
+    if (answer) {
+      status_ = std::move(*answer);
+      unanswered_since_.reset();
+      problem_.reset();
+    } else {
+      problem_ = std::move(answer).error();
+    }
   }
+
+  // False: it was asked to end.
+  bool serve_input() {
+    if (interrupts_.within(std::chrono::milliseconds(0))) ended_ = true;
+    switch (screen_ && !ended_ ? screen_->key() : 0) {
+      case 'q':
+        ended_ = true;
+        break;
+      case 'p':
+        paused_ = !paused_;
+        // What happened meanwhile is shown at once.
+        anew_ = !paused_;
+        break;
+      case 's':
+        order_ = order_ == TopOrder::kRate ? TopOrder::kName : TopOrder::kRate;
+        break;
+      default:
+        break;
+    }
+    draw();
+    return !ended_;
+  }
+
+  // Does nothing while the same frame is on a screen of the same size.
+  void draw() {
+    if (!screen_) return;
+    Drawn next{terminal_width(STDOUT_FILENO), Screen::height(), ""};
+    next.frame = frame(next.width, next.height);
+    if (next == drawn_) return;
+    screen_->show(next.frame);
+    (void)std::fflush(stdout);
+    drawn_ = std::move(next);
+  }
+
+  std::string frame(std::size_t width, std::size_t height) const {
+    std::string text = fmt::format("q: end, p: {}, s: sort by {}\n", paused_ ? "go on" : "pause",
+                                   order_ == TopOrder::kRate ? "name" : "rate");
+    std::size_t lines = 1;
+    const Duration away = unanswered_since_ ? steady_now() - *unanswered_since_ : Duration::zero();
+    if (problem_ || away >= kMissedAfter) {
+      text += fmt::format("no answer for {} s{}\n",
+                          std::chrono::duration_cast<std::chrono::seconds>(away).count(),
+                          problem_ ? ": " + printable(problem_->message()) : "")
+                  .substr(0, width + 1);
+      ++lines;
+    }
+    if (!status_) return text;
+    return text + top_frame(*status_, order_, printable(remote_.address()), width, height - lines);
+  }
+
+  struct Drawn {
+    std::size_t width = 0;
+    std::size_t height = 0;
+    std::string frame;
+    bool operator==(const Drawn&) const = default;
+  };
 
   const Settings& settings_;
   Remote& remote_;
+  Interrupts interrupts_;
   std::optional<Screen> screen_;
-  std::optional<Result<proto::ClusterStatusResponse>> status_;
+  Drawn drawn_;
+  // The last answer, and when the first question after it was asked.
+  std::optional<proto::ClusterStatusResponse> status_;
+  std::optional<TimePoint> unanswered_since_;
+  // Of the last question.
+  std::optional<Error> problem_;
   TopOrder order_ = TopOrder::kRate;
   bool paused_ = false;
+  bool anew_ = false;
+  bool ended_ = false;
 };
 
 // An unreachable coordinator does not end it.
@@ -139,18 +210,11 @@ Result<int> top(const Settings& settings, const TopArgs& args) {
                 "REKINDLE_COORDINATOR");
   }
   TRY(const auto remote, Remote::create(settings, settings.coordinator));
-  const Interrupts interrupts;
   Top shown(settings, *remote);
   for (std::uint32_t frames = 1;; ++frames) {
     TRY(const bool read, shown.show());
     if (!read || frames == args.frames) return kExitOk;
-    const TimePoint next = steady_now() + interval;
-    while (steady_now() < next) {
-      if (interrupts.within(std::min(interval, kLookAtKeys))) return kExitOk;
-      const Top::Asked asked = shown.look_at_keys();
-      if (asked == Top::Asked::kEnd) return kExitOk;
-      if (asked == Top::Asked::kFrame) break;
-    }
+    if (!shown.rest(interval)) return kExitOk;
   }
 }
 

@@ -1,6 +1,9 @@
 #include "tools/cli/daemon_settings.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
 #include <sstream>
 
 #include <unistd.h>
@@ -57,10 +60,23 @@ class SettingsFile {
   std::vector<CLI::ConfigItem> items_;
 };
 
+// The value of a flag, as files, variables and other tools write it.
+std::optional<bool> parse_switch(std::string text) {
+  std::ranges::transform(text, text.begin(), [](char c) {
+    return 'A' <= c && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  if (text == "true" || text == "1" || text == "yes" || text == "on") return true;
+  if (text == "false" || text == "0" || text == "no" || text == "off") return false;
+  return std::nullopt;
+}
+
+// Of a key at the top level of the file and the same key in the daemon's section.
+enum class Winner { kSection, kTopLevel };
+
 // A parser that has only the daemons, and what it reads.
 class Reading {
  public:
-  Reading() {
+  explicit Reading(Winner winner) : winner_(winner) {
     app_.fallthrough();
     app_.require_subcommand(1);
     add_shared_options(app_, settings_.shared);
@@ -112,16 +128,30 @@ class Reading {
   // The options that have a value by now, and had none before, have it from there.
   void note_places(const std::string& origin, const std::string& place) {
     for_each_option([&](CLI::Option& option, const std::string&, const std::string& name) {
-      if (option.count() == 0 || !origins_.try_emplace(name, origin).second) return;
+      if (!has_value(option) || !origins_.try_emplace(name, origin).second) return;
       places_[name] = place;
     });
   }
 
+  bool has_value(const CLI::Option& option) const {
+    return option.count() > 0 || switched_off_.contains(&option);
+  }
+
   // Returns what is wrong with the value, or "".
-  static std::string set(CLI::Option& option, const std::vector<std::string>& inputs) {
-    if (option.get_expected_max() == 0 && inputs != std::vector<std::string>{"true"}) {
-      const bool is_off = inputs == std::vector<std::string>{"false"};
-      return is_off ? "" : option.get_name() + " is true or false";
+  std::string set(CLI::Option& option, const std::vector<std::string>& inputs) {
+    if (option.get_expected_max() == 0) {
+      const auto on = parse_switch(fmt::format("{}", fmt::join(inputs, " ")));
+      if (!on) {
+        return fmt::format("{} '{}': write true or false; 1, 0, yes, no, on and off also do",
+                           option.get_name(), printable(fmt::format("{}", fmt::join(inputs, " "))));
+      }
+      if (*on) {
+        option.add_result("true");
+        option.run_callback();
+      } else {
+        switched_off_.insert(&option);
+      }
+      return "";
     }
     try {
       for (const std::string& input : inputs) option.add_result(input);
@@ -137,7 +167,7 @@ class Reading {
     for_each_option([&](CLI::Option& option, const std::string& section, const std::string& name) {
       const std::string variable = variable_of(section, name);
       const char* value = std::getenv(variable.c_str());
-      if (option.count() > 0 || value == nullptr || *value == 0) return;
+      if (has_value(option) || value == nullptr || *value == 0) return;
       if (const std::string wrong = set(option, {value}); !wrong.empty()) {
         problems.add(variable, Error(ErrorCode::kInvalid, wrong));
       }
@@ -177,18 +207,23 @@ class Reading {
   void apply_file(Problems& problems) {
     const auto file = SettingsFile::read(settings_.shared.config);
     if (!file) return problems.add("", file.error());
-    for (const CLI::ConfigItem& item : file->items()) {
+    auto items = file->items();
+    std::ranges::stable_partition(items, [this](const CLI::ConfigItem& item) {
+      return item.parents.empty() == (winner_ == Winner::kTopLevel);
+    });
+    for (const CLI::ConfigItem& item : items) {
       // A section begins or ends.
       if (item.name == "++" || item.name == "--") continue;
       const std::string place = file->place_of(item);
-      if (auto applied = apply(item); !applied) {
-        problems.add("configuration file " + printable(place), std::move(applied).error());
+      const std::string where = "configuration file " + printable(place);
+      if (auto applied = apply(item, where); !applied) {
+        problems.add(where, std::move(applied).error());
       }
-      note_places(place, "configuration file " + printable(place));
+      note_places(place, where);
     }
   }
 
-  Result<void> apply(const CLI::ConfigItem& item) {
+  Result<void> apply(const CLI::ConfigItem& item, const std::string& where) {
     const std::string section = item.parents.empty() ? "" : item.parents.front();
     if (item.parents.size() > 1 || (!section.empty() && !is_daemon(section))) {
       return fail(ErrorCode::kInvalid, "unknown section [{}]; use [agent] and [coordinator]",
@@ -210,7 +245,16 @@ class Reading {
                   printable(item.fullname()), owner.get_name());
     }
     const bool is_ours = section.empty() || section == daemon_->get_name();
-    if (!is_ours || option->count() > 0) return {};
+    if (!is_ours) return {};
+    if (has_value(*option)) {
+      if (section.empty() && places_[item.name].starts_with("configuration file ")) {
+        settings_.shadowed.push_back(
+            {where, fmt::format("{}: '{}' has no effect on the {}, because {} sets it in [{}]",
+                                where, printable(item.name), daemon_->get_name(),
+                                printable(origins_[item.name]), daemon_->get_name())});
+      }
+      return {};
+    }
     const std::string wrong = set(*option, item.inputs);
     return wrong.empty() ? Result<void>() : fail(Error(ErrorCode::kInvalid, wrong));
   }
@@ -223,8 +267,10 @@ class Reading {
         settings_.all.push_back({section, name, default_in(option.get_description()), "default"});
         return;
       }
-      settings_.all.push_back(
-          {section, name, fmt::format("{}", fmt::join(option.results(), ",")), origin->second});
+      const std::string value = switched_off_.contains(&option)
+                                    ? "false"
+                                    : fmt::format("{}", fmt::join(option.results(), ","));
+      settings_.all.push_back({section, name, value, origin->second});
     });
   }
 
@@ -237,11 +283,13 @@ class Reading {
     return text;
   }
 
+  const Winner winner_;
   CLI::App app_;
   CoordinatorArgs coordinator_;
   AgentArgs agent_;
   DaemonSettings settings_;
   CLI::App* daemon_ = nullptr;
+  std::set<const CLI::Option*> switched_off_;
   // By the long name of an option: as in Setting, and as in Problem.
   std::map<std::string, std::string> origins_;
   std::map<std::string, std::string> places_;
@@ -251,7 +299,18 @@ class Reading {
 
 DaemonSettings read_daemon_settings(const std::vector<std::string>& words, Environment environment,
                                     Problems& problems) {
-  return Reading().read(words, environment, problems);
+  DaemonSettings settings = Reading(Winner::kSection).read(words, environment, problems);
+  if (settings.shadowed.empty()) return settings;
+  // A key without an effect has to be right, too.
+  Problems others;
+  (void)Reading(Winner::kTopLevel).read(words, environment, others);
+  for (const Problem& problem : others.all()) {
+    const bool is_shadowed =
+        std::ranges::find(settings.shadowed, problem.where, &DaemonSettings::Shadowed::where) !=
+        settings.shadowed.end();
+    if (is_shadowed) problems.add(problem.where, problem.error);
+  }
+  return settings;
 }
 
 Result<DaemonSettings> Reloader::read() {

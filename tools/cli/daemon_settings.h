@@ -32,6 +32,14 @@ struct DaemonSettings {
   coordinator::CoordinatorOptions coordinator;
   // In the order of the help.
   std::vector<Setting> all;
+  // A key at the top level of the file that the daemon's section has, too.
+  struct Shadowed {
+    // As in Problem.
+    std::string where;
+    // One line that says which line wins.
+    std::string text;
+  };
+  std::vector<Shadowed> shadowed;
   // Variables named like those of a daemon's options that set none.
   std::vector<std::string> unknown_variables;
 };

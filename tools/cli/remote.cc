@@ -1,5 +1,6 @@
 #include "tools/cli/remote.h"
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 
@@ -7,12 +8,16 @@
 
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/grants.h"
+#include "src/base/clock.h"
 
 namespace rekindle::cli {
 namespace {
 
 constexpr std::chrono::milliseconds kConnectDeadline{3000};
 constexpr std::chrono::milliseconds kCallDeadline{5000};
+constexpr std::chrono::milliseconds kAskEvery{50};
+// For a call that was ended early to return.
+constexpr std::chrono::milliseconds kInterruptedDeadline{100};
 
 }  // namespace
 
@@ -49,21 +54,39 @@ async::Task<Result<std::string>> Remote::exchange(proto::Method method, std::str
 }
 
 Result<std::string> Remote::call_raw(proto::Method method, std::string body) {
-  std::optional<Result<std::string>> outcome;
-  std::exception_ptr failure;
+  struct Ended {
+    std::optional<Result<std::string>> outcome;
+    std::exception_ptr failure;
+  };
+  // Shared, because the answer may come after an early end of the call.
+  const auto ended = std::make_shared<Ended>();
   boost::asio::co_spawn(io_, exchange(method, std::move(body)),
-                        [&](std::exception_ptr thrown, Result<std::string> result) {
-                          failure = thrown;
-                          outcome = std::move(result);
+                        [ended](std::exception_ptr thrown, Result<std::string> result) {
+                          ended->failure = thrown;
+                          ended->outcome = std::move(result);
                         });
   // Not run(), because the coroutines of the connection do not end between calls.
   io_.restart();
-  while (!outcome && !failure) {
-    if (io_.run_one() == 0) break;
+  TimePoint ask_at = steady_now() + kAskEvery;
+  while (!ended->outcome && !ended->failure) {
+    (void)io_.run_one_until(ask_at);
+    if (steady_now() < ask_at) {
+      if (io_.stopped()) break;
+      continue;
+    }
+    if (!goes_on_()) {
+      if (client_ != nullptr) client_->close();
+      const TimePoint give_up = steady_now() + kInterruptedDeadline;
+      while (!ended->outcome && steady_now() < give_up) (void)io_.run_one_until(give_up);
+      return fail(ErrorCode::kUnavailable, "the call to {} was interrupted", address_);
+    }
+    ask_at = steady_now() + kAskEvery;
   }
-  if (failure) std::rethrow_exception(failure);
-  if (!outcome) return fail(ErrorCode::kInternal, "call to {} ended without an answer", address_);
-  return *std::move(outcome);
+  if (ended->failure) std::rethrow_exception(ended->failure);
+  if (!ended->outcome) {
+    return fail(ErrorCode::kInternal, "call to {} ended without an answer", address_);
+  }
+  return *std::move(ended->outcome);
 }
 
 Interrupts::Interrupts() {
@@ -73,9 +96,10 @@ Interrupts::Interrupts() {
   sigprocmask(SIG_BLOCK, &signals_, nullptr);
 }
 
-bool Interrupts::within(std::chrono::milliseconds pause) const {
+bool Interrupts::within(std::chrono::milliseconds pause) {
   const timespec time{.tv_sec = pause.count() / 1000, .tv_nsec = pause.count() % 1000 * 1'000'000};
-  return ::sigtimedwait(&signals_, nullptr, &time) > 0;
+  if (signal_ == 0) signal_ = std::max(::sigtimedwait(&signals_, nullptr, &time), 0);
+  return signal_ != 0;
 }
 
 }  // namespace rekindle::cli

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <signal.h>
 
@@ -26,7 +28,13 @@ class Remote {
     TRY(const std::string body, call_raw(method, request.SerializeAsString()));
     return rpc::parse_body<rpc::ResponseOf<method>>(body);
   }
+  // Asked several times a second while a call waits for its answer. False ends the call.
+  void while_waiting(std::function<bool()> goes_on) { goes_on_ = std::move(goes_on); }
   const std::string& address() const { return address_; }
+  // The incarnation of the daemon that the last call has reached.
+  Incarnation answered_by() const {
+    return client_ == nullptr ? Incarnation() : client_->peer().incarnation;
+  }
 
  private:
   Remote() = default;
@@ -38,6 +46,7 @@ class Remote {
   rpc::Identity identity_;
   std::string address_;
   std::shared_ptr<rpc::RpcClient> client_;
+  std::function<bool()> goes_on_ = [] { return true; };
 };
 
 // Blocks SIGINT and SIGTERM for the rest of the process, for a command that repeats its calls until
@@ -45,11 +54,14 @@ class Remote {
 class Interrupts {
  public:
   Interrupts();
-  // Sleeps. Returns true as soon as a signal comes.
-  bool within(std::chrono::milliseconds pause) const;
+  // Sleeps. Returns true as soon as a signal comes, and at once after one has come.
+  bool within(std::chrono::milliseconds pause);
+  // After a signal.
+  int exit_code() const { return kExitSignal + signal_; }
 
  private:
   sigset_t signals_{};
+  int signal_ = 0;
 };
 
 }  // namespace rekindle::cli

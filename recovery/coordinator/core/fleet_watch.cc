@@ -9,6 +9,9 @@ namespace rekindle::coordinator {
 
 namespace {
 
+// Whether a version is covered is a question to every node.
+constexpr Duration kCoverageEvery = std::chrono::seconds(1);
+
 std::uint64_t microseconds(Duration duration) {
   const auto us = std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
   return static_cast<std::uint64_t>(std::max<std::int64_t>(us, 0));
@@ -37,12 +40,12 @@ void FleetWatch::look(const Core& core, TimePoint now, WallTime at) {
   if (!begun_) {
     add("coordinator_leads", at, {.why = fmt::format("epoch {}", core.fleet().epoch())});
     for (const ModelVersion& id : core.fleet().catalog.live()) {
-      versions_[id] = core.readiness().state_of(id);
+      versions_[id] = {core.readiness().state_of(id), core.fleet().catalog.find(id)->ready};
     }
     begun_ = true;
   }
   look_at_nodes(core, now, at);
-  look_at_versions(core, at);
+  look_at_versions(core, now, at);
   look_at_retiring(core, at);
   look_at_pulls(core, now, at);
   look_at_rounds(core, at);
@@ -87,7 +90,7 @@ void FleetWatch::look_at_node(const Member& member, std::string_view state, bool
   }
 }
 
-void FleetWatch::look_at_versions(const Core& core, WallTime at) {
+void FleetWatch::look_at_versions(const Core& core, TimePoint now, WallTime at) {
   const auto& live = core.fleet().catalog.live();
   for (auto it = versions_.begin(); it != versions_.end();) {
     if (live.contains(it->first)) {
@@ -98,16 +101,20 @@ void FleetWatch::look_at_versions(const Core& core, WallTime at) {
     retiring_.push_back(it->first);
     it = versions_.erase(it);
   }
+  const bool look_at_coverage = now >= next_coverage_;
+  if (look_at_coverage) next_coverage_ = now + kCoverageEvery;
   for (const ModelVersion& id : live) {
-    const VersionState state = core.readiness().state_of(id);
-    const auto [seen, is_new] = versions_.try_emplace(id, VersionState::kStaging);
+    const DurableVersion& version = *core.fleet().catalog.find(id);
+    const auto [found, is_new] = versions_.try_emplace(id);
+    SeenVersion& seen = found->second;
     if (is_new) {
       std::erase(retiring_, id);
-      add("version_published", at,
-          {.id = id, .bytes = core.fleet().catalog.find(id)->checkpoint_bytes});
+      add("version_published", at, {.id = id, .bytes = version.checkpoint_bytes});
     }
-    const VersionState before = std::exchange(seen->second, state);
-    if (before == state) continue;
+    const bool was_marked = std::exchange(seen.marked_ready, version.ready);
+    if (!look_at_coverage && !is_new && was_marked == version.ready) continue;
+    const VersionState state = core.readiness().state_of(id);
+    if (std::exchange(seen.state, state) == state) continue;
     add(state == VersionState::kReady ? "version_ready" : "version_not_ready", at, {.id = id});
   }
 }

@@ -42,6 +42,9 @@ class FleetWatch {
  public:
   static constexpr std::size_t kMost = 4096;
 
+  // `term`: the incarnation of the coordinator in it.
+  explicit FleetWatch(const Incarnation& term) : term_(term) {}
+
   void look(const Core& core, TimePoint now, WallTime at);
   // The puller is about to close it. `why`: its error; empty when the pull succeeded.
   void pull_closes(const Core& core, const PullId& id, const Incarnation& puller,
@@ -50,6 +53,7 @@ class FleetWatch {
   void told(const std::string& node_id, const Incarnation& incarnation,
             std::vector<FleetEvent> events);
 
+  const Incarnation& term() const { return term_; }
   const NumberedLog<FleetEvent>& log() const { return log_; }
 
  private:
@@ -63,6 +67,10 @@ class FleetWatch {
     Incarnation incarnation;
     std::uint64_t number = 0;
   };
+  struct SeenVersion {
+    VersionState state = VersionState::kStaging;
+    bool marked_ready = false;
+  };
   struct SeenPull {
     std::string puller;
     ModelVersion id;
@@ -72,7 +80,7 @@ class FleetWatch {
 
   void look_at_nodes(const Core& core, TimePoint now, WallTime at);
   void look_at_node(const Member& member, std::string_view state, bool drained, WallTime at);
-  void look_at_versions(const Core& core, WallTime at);
+  void look_at_versions(const Core& core, TimePoint now, WallTime at);
   void look_at_retiring(const Core& core, WallTime at);
   void look_at_pulls(const Core& core, TimePoint now, WallTime at);
   void look_at_rounds(const Core& core, WallTime at);
@@ -81,11 +89,13 @@ class FleetWatch {
            WallTime at);
   void add(std::string kind, WallTime at, FleetEvent event);
 
+  const Incarnation term_;
   NumberedLog<FleetEvent> log_{kMost};
   bool begun_ = false;
   std::map<std::string, SeenNode> nodes_;
   std::map<std::string, Told> told_;
-  std::map<ModelVersion, VersionState> versions_;
+  std::map<ModelVersion, SeenVersion> versions_;
+  TimePoint next_coverage_{};
   // One of them is looked at each time: whether nobody holds it is a question to every node.
   std::deque<ModelVersion> retiring_;
   std::map<PullId, SeenPull> pulls_;

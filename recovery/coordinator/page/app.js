@@ -44,7 +44,6 @@ function draw() {
   const view = {
     answer, events: fleet.events, pull: fleet.pull, now: Date.now(), selected: [kind, id],
     chosen: kind === "host" ? id : undefined, filter: $("filter").value.trim().toLowerCase(),
-    pulling: new Set(answer.pulls.map((pull) => pull.node)),
   };
   views.counts(view);
   views.problems(view);

@@ -67,7 +67,7 @@ export class Fleet {
     let changed = etag === "" || etag !== this.etag;
     if (changed) {
       const answer = await response.json();
-      if (this.answer?.epoch !== answer.epoch) this.events = [];
+      if (this.answer?.term !== answer.term) this.events = [];
       this.answer = answer;
       this.etag = etag;
     }
@@ -85,7 +85,7 @@ export class Fleet {
     if (known >= this.answer.last_event) return false;
     const response = await this.get(`api/v1/events?after=${known}`);
     const answer = await response.json();
-    if (answer.epoch !== this.answer.epoch) return false;
+    if (answer.term !== this.answer.term) return false;
     if (!first) this.news = answer.events;
     this.events = this.events.concat(answer.events).slice(-kKept);
     return answer.events.length > 0;

@@ -33,7 +33,12 @@ export function ago(ms, now) {
 
 export const percent = (share) => `${share > 0 && share < 0.01 ? "<1" : Math.floor(share * 100)} %`;
 
-export const plural = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;
+export const number = (count) => count.toLocaleString("en-US");
+
+export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;
+
+// "100 of 2,340 pulls", or "7 pulls" if all are shown.
+export const shownOf = (shown, total, one) => (shown < total ? `${number(shown)} of ` : "") + plural(total, one);
 
 // Children are nodes, or texts.
 export function element(tag, attributes = {}, ...children) {

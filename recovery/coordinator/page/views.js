@@ -1,6 +1,6 @@
 // The sections of the page. Each draws one part of the fleet's answer into its element.
-import {bytes, duration, element, haveMap, link, moment, name, percent, phaseBar, phaseText, plural, rate, replace,
-        shape, sync, tag} from "./format.js";
+import {bytes, duration, element, haveMap, link, moment, name, number, percent, phaseBar, phaseText, plural, rate, replace,
+        shape, shownOf, sync, tag} from "./format.js";
 
 // States of a host: letter in its cell, and whether it is trouble.
 const kStates = {
@@ -30,7 +30,7 @@ const versionsOf = (view, node) => copiesOf(node).map(([at]) => view.answer.vers
 function describe(view, node) {
   const words = [stateOf(node)];
   if (node.drained) words.push("drained");
-  if (view.pulling.has(node.id)) words.push("pulls");
+  if (node.pulls) words.push("pulls");
   if (node.pullers) words.push(`feeds ${node.pullers}`);
   const copies = copiesOf(node).map(([at, share]) =>
     view.answer.versions[at].id + (share < 1 ? ` ${percent(share)}` : ""));
@@ -42,7 +42,7 @@ function look(view, node) {
   const state = stateOf(node);
   if (state !== "alive") return [state, kStates[state]?.[0] ?? "?"];
   if (node.drained) return ["drained", "–"];
-  if (view.pulling.has(node.id)) return ["pulling", "↓"];
+  if (node.pulls) return ["pulling", "↓"];
   if (node.pullers) return ["feeding", "↑"];
   return copiesOf(node).length > 0 ? ["holding", ""] : ["empty", ""];
 }
@@ -65,8 +65,7 @@ export function hosts(view) {
     racks.get(rack).push(node);
     ++shown;
   }
-  const all = view.answer.nodes.length;
-  $("hosts-count").textContent = shown === all ? plural(all, "host") : `${shown} of ${plural(all, "host")}`;
+  $("hosts-count").textContent = shownOf(shown, view.answer.nodes.length, "host");
   const order = [...racks.keys()].sort((a, b) => a.localeCompare(b, undefined, {numeric: true}));
   sync($("racks"), order, (rack) => `rack ${rack}`, () => "", (rack) => element("div", {class: "rack"},
     element("h3", {}, rack === "" ? "without a rack" : name(rack), " ", element("small", {})),
@@ -103,15 +102,13 @@ export function counts(view) {
   const {answer} = view;
   const alive = answer.nodes.filter((node) => stateOf(node) === "alive").length;
   const ready = answer.versions.filter((version) => version.state === "ready").length;
-  const speed = answer.pulls.reduce((sum, pull) => sum + pull.rate, 0);
-  const committed = answer.instances.filter((instance) => instance.state === "committed").length;
   const rounds = answer.rounds.filter((round) => round.phase !== "over").length;
   const entries = [
-    ["Hosts alive", String(alive), `of ${answer.nodes.length}`],
-    ["Versions ready", String(ready), `of ${answer.versions.length}`],
-    ["Pulls", String(answer.pulls_total), answer.waiting > 0 ? `${answer.waiting} wait` : rate(speed)],
+    ["Hosts alive", number(alive), `of ${number(answer.nodes.length)}`],
+    ["Versions ready", number(ready), `of ${number(answer.versions.length)}`],
+    ["Pulls", number(answer.pulls_total), answer.waiting > 0 ? `${number(answer.waiting)} wait` : rate(answer.pulls_rate)],
     ["Updates", String(rounds), rounds > 0 ? "running" : ""],
-    ["Instances committed", String(committed), `of ${answer.instances_total}`],
+    ["Instances committed", number(answer.instances_committed), `of ${number(answer.instances_total)}`],
     ["Epoch", String(answer.epoch), answer.grace ? "just started" : ""],
   ];
   sync($("counts"), entries, ([term]) => term, (entry) => entry.join(), (entry) => count(...entry));
@@ -138,9 +135,12 @@ function problemsOf(view) {
           ` has ${version.whole_copies} of ${plural(version.replicas, "whole copy", "whole copies")}: `, name(version.short));
     }
   }
-  for (const instance of answer.instances) {
-    if (instance.state === "unfit") add(`unfit ${instance.name}`, "", "Instance ", name(instance.name), " is unfit: ", name(instance.why || "no reason given"));
+  const unfit = answer.instances.filter((instance) => instance.state === "unfit");
+  for (const instance of unfit) {
+    add(`unfit ${instance.name}`, "", "Instance ", name(instance.name), " is unfit: ", name(instance.why || "no reason given"));
   }
+  const more = answer.instances_unfit - unfit.length;
+  if (more > 0) add("more unfit", "", `${plural(more, "more instance is", "more instances are")} unfit.`);
   const drained = answer.nodes.filter((node) => node.drained).length;
   if (drained > 0) add("drained", "note", `${plural(drained, "host is", "hosts are")} drained.`);
   if (answer.waiting > 0) add("waiting", "note", `${plural(answer.waiting, "pull waits", "pulls wait")} for a free source.`);
@@ -154,28 +154,27 @@ export function problems(view) {
        (problem) => element("li", {class: problem.look}, ...problem.parts));
 }
 
+// The hosts with copies of the version at this place of the answer. A host may have several layouts of it.
+const holdersOf = (view, at) => view.answer.nodes
+  .map((node) => ({node, copies: copiesOf(node).filter(([place]) => place === at)})).filter(({copies}) => copies.length > 0);
+
 const versionLook = {ready: "good", staging: "warn", retiring: ""};
 
 export function versions(view) {
   const rows = view.answer.versions.map((version, at) => {
-    let whole = 0;
-    let parts = 0;
-    for (const node of view.answer.nodes) {
-      for (const [place, share, verified] of copiesOf(node)) {
-        if (place === at) share >= 1 && verified ? ++whole : ++parts;
-      }
-    }
-    return {...version, whole, parts};
+    const holders = holdersOf(view, at);
+    const whole = holders.filter((holder) => holder.copies.some(([, share, verified]) => share >= 1 && verified)).length;
+    return {...version, whole, parts: holders.length - whole};
   }).filter((version) => matches(view, version.id, version.state)).reverse();
-  $("versions-count").textContent = plural(view.answer.versions.length, "version");
-  $("versions").querySelector(".scroll").hidden = rows.length === 0;
   const shown = rows.slice(0, kShownRows);
+  $("versions-count").textContent = shownOf(shown.length, view.answer.versions.length, "version");
+  $("versions").querySelector(".scroll").hidden = shown.length === 0;
   sync($("version-rows"), shown, (version) => version.id, (version) => JSON.stringify(version), (version) => element("tr", {},
     element("th", {scope: "row"}, link("version", version.id)),
     element("td", {}, tag(version.state, versionLook[version.state])),
     element("td", {class: "number"}, bytes(version.bytes)),
     element("td", {class: "number"}, version.replicas > 0 ? `${version.whole_copies} of ${version.replicas}` : String(version.whole_copies)),
-    element("td", {}, plural(version.whole, "host") + (version.parts > 0 ? `, parts on ${version.parts}` : ""),
+    element("td", {}, plural(version.whole, "host") + (version.parts > 0 ? `, parts on ${number(version.parts)}` : ""),
             ...(version.copying_to ? [", copied to ", link("host", version.copying_to)] : []))));
 }
 
@@ -225,7 +224,7 @@ export function pulls(view) {
   const shown = view.answer.pulls.filter((pull) =>
     matches(view, pull.node, pull.version, ...pull.sources.map((source) => source.node)));
   const total = view.answer.pulls_total;
-  $("pulls-count").textContent = total > shown.length ? `${shown.length} of ${plural(total, "pull")} shown` : plural(total, "pull");
+  $("pulls-count").textContent = shownOf(shown.length, total, "pull");
   $("pulls").querySelector(".scroll").hidden = shown.length === 0;
   replace($("feeds"), ...(total === 0 ? [element("p", {class: "nothing"}, "No pull runs.")] : feeds(shown)));
   sync($("pull-rows"), shown, (pull) => pull.id, (pull) => JSON.stringify(pull), (pull) => element("tr", {},
@@ -274,6 +273,9 @@ export function rounds(view) {
 const who = (event) => [...(event.instance ? [name(event.rank === undefined ? event.instance : `${event.instance}/${event.rank}`), " "] : []),
                         ...(event.node ? [event.instance ? "on " : "", link("host", event.node), " "] : [])];
 
+// Each term counts its events anew.
+const keyIn = (view) => (event) => `${view.answer.term} ${event.number}`;
+
 export function recoveries(view) {
   const shown = view.events.filter((event) => event.kind === "committed" && event.phases &&
     matches(view, event.node, event.instance, event.version)).slice(-30).reverse();
@@ -283,17 +285,18 @@ export function recoveries(view) {
     replace($("recovery-rows"), element("li", {class: "nothing"}, "No worker has got its weights since this coordinator leads."));
     return;
   }
-  sync($("recovery-rows"), shown, (event) => event.number, () => longest, (event) => bar(
+  sync($("recovery-rows"), shown, keyIn(view), () => longest, (event) => bar(
     [...who(event), ...(event.version ? [link("version", event.version)] : []), event.rung ? tag(event.rung) : "",
      moment(event.ms, view.now)], event.phases, kPhases, longest));
 }
 
 export function instances(view) {
-  const shown = view.answer.instances.filter((instance) => matches(view, instance.name, instance.version, instance.state, ...instance.nodes));
-  $("instances-count").textContent = plural(view.answer.instances_total, "instance");
+  const shown = view.answer.instances.filter((instance) =>
+    matches(view, instance.name, instance.version, instance.state, ...instance.nodes)).slice(0, kShownRows);
+  $("instances-count").textContent = shownOf(shown.length, view.answer.instances_total, "instance");
   $("instances").querySelector(".scroll").hidden = shown.length === 0;
   const looks = {committed: "good", loading: "busy", unfit: "bad"};
-  sync($("instance-rows"), shown.slice(0, kShownRows), (instance) => instance.name, (instance) => JSON.stringify(instance),
+  sync($("instance-rows"), shown, (instance) => instance.name, (instance) => JSON.stringify(instance),
     (instance) => element("tr", {}, element("th", {scope: "row"}, name(instance.name)),
       element("td", {}, tag(instance.state, looks[instance.state])), element("td", {}, link("version", instance.version)),
       element("td", {class: "number"}, `${instance.loaded} of ${instance.world}`),
@@ -324,8 +327,8 @@ export const eventRow = (event, now) => element("li", {}, moment(event.ms, now),
 export function events(view) {
   const shown = view.events.filter((event) =>
     matches(view, event.kind, kindText(event.kind), event.node, event.instance, event.version, event.why)).slice(-kShownRows).reverse();
-  $("events-count").textContent = plural(view.events.length, "event");
-  sync($("event-rows"), shown, (event) => event.number, () => "", (event) => eventRow(event, view.now));
+  $("events-count").textContent = shownOf(shown.length, view.answer.last_event, "event");
+  sync($("event-rows"), shown, keyIn(view), () => "", (event) => eventRow(event, view.now));
 }
 
 // For screen readers: what went wrong or came back since the last look.
@@ -362,7 +365,7 @@ function hostDetail(view, id) {
           ["Rack", node.domain ? name(node.domain) : ""], ["Free in the store", node.free ? bytes(node.free) : "0 B"],
           ["Pulls that read here", String(node.pullers || 0)],
           ["Goodput beside others", node.health === undefined ? "" : percent(node.health)],
-          ["Pulls", pull ? link("pull", pull.id, name(pull.version)) : ""]),
+          ["Pulls", pull ? link("pull", pull.id, name(pull.version)) : node.pulls ? plural(node.pulls, "pull") : ""]),
     element("h3", {}, "Copies"),
     copiesOf(node).length === 0 ? element("p", {class: "nothing"}, "None.") : table(["Version", "Share", "Verified"],
       copiesOf(node).map(([at, share, verified]) => [link("version", view.answer.versions[at].id), percent(share), verified ? "yes" : "not as a whole"])),
@@ -374,16 +377,15 @@ function versionDetail(view, id) {
   const at = view.answer.versions.findIndex((each) => each.id === id);
   if (at < 0) return null;
   const version = view.answer.versions[at];
-  const holders = view.answer.nodes.flatMap((node) => copiesOf(node).filter(([place]) => place === at)
-    .map(([, share, verified]) => ({node, share, verified})));
+  const holders = holdersOf(view, at);
   return [
     facts(["State", tag(version.state, versionLook[version.state])], ["Size", bytes(version.bytes)],
           ["Whole copies", version.replicas > 0 ? `${version.whole_copies} of ${version.replicas} wanted` : String(version.whole_copies)],
           ["Short because", version.short ? name(version.short) : ""],
           ["Copied to", version.copying_to ? link("host", version.copying_to) : ""]),
     element("h3", {}, "Held by ", plural(holders.length, "host")),
-    table(["Host", "Rack", "Share", "Verified"], holders.slice(0, kShownRows).map(({node, share, verified}) =>
-      [link("host", node.id), name(node.domain || ""), percent(share), verified ? "yes" : "not as a whole"])),
+    table(["Host", "Rack", "Share", "Verified"], holders.slice(0, kShownRows).flatMap(({node, copies}) => copies.map(([, share, verified]) =>
+      [link("host", node.id), name(node.domain || ""), percent(share), verified ? "yes" : "not as a whole"]))),
     holders.length > kShownRows ? element("p", {class: "nothing"}, `and ${holders.length - kShownRows} more`) : "",
     ...eventsOf(view, (event) => event.version === id),
   ];

@@ -280,6 +280,9 @@ Result<void> Process::begin(const proto::ServeDevice& order, std::vector<UniqueF
   session.slots.slots = options_.slots;
   session.slots.free_fraction = options_.free_fraction;
   session.times = options_.times;
+  if (order.release_ms() != 0) {
+    session.times.release = std::chrono::milliseconds(order.release_ms());
+  }
   session.in_round = order.in_round();
   session.verify_upload = order.verify_upload();
   session.direct = order.direct();

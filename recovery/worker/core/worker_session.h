@@ -131,6 +131,8 @@ class WorkerSession {
   // `resolve_by`: when the worker gives up on its attach.
   WorkerSession(SessionId id, TimePoint now, TimePoint resolve_by, SessionTimes times = {});
 
+  const SessionTimes& times() const { return times_; }
+
   struct Offer {
     ModelVersion id;
     Rung rung = Rung::kLocal;
