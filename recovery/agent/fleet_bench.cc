@@ -26,9 +26,9 @@ using async::Task;
 namespace {
 
 constexpr std::uint64_t kLentBytes = 64 * kMiB;
-// Room for the windows of all streams, or of all NICs.
+// Room for the window of all streams, or for those of eight NICs.
 constexpr std::uint64_t kScratchBytes = 64 * kMiB;
-constexpr std::uint64_t kRailScratchBytes = 256 * kMiB;
+constexpr std::uint64_t kRailScratchBytes = 128 * kMiB;
 // The idle timeout of a control connection is twice as long.
 constexpr std::uint32_t kLongestReadMs = 30'000;
 constexpr std::chrono::milliseconds kSourceDialDeadline{2000};
