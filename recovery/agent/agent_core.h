@@ -84,6 +84,7 @@ class AgentCore {
   CoordinatorLink& link() { return link_; }
   ServedVersions& served() { return served_; }
   GrantClock& grant_clock() { return grant_clock_; }
+  const pull::PullEnvironment& environment() const { return environment_; }
 
   const rpc::Identity& identity() const { return identity_; }
   store::SegmentStore& store() { return *store_; }

@@ -6,16 +6,18 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/address.hpp>
-#include <boost/asio/ip/udp.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "proto/drill.pb.h"
 #include "recovery/agent/agent_core.h"
 #include "recovery/agent/agent_metrics.h"
+#include "recovery/agent/fleet_bench.h"
 #include "recovery/agent/local_agent.h"
 #include "recovery/agent/local_commands.h"
+#include "recovery/agent/local_interface.h"
 #include "recovery/agent/peer_service.h"
 #include "recovery/agent/worker_host.h"
 #include "recovery/device/device_link.h"
@@ -58,29 +60,6 @@ bool is_loopback(const std::string& host) {
   boost::system::error_code not_numeric;
   const auto address = boost::asio::ip::make_address(host, not_numeric);
   return host == "localhost" || (!not_numeric && address.is_loopback());
-}
-
-// The address that this host uses towards one of `remotes`. Connecting a UDP socket asks the
-// routing table and sends nothing. A remote on this host may give a loopback address, which no
-// other host reaches. It is the answer only if every remote gives one.
-std::string local_host_towards(const std::vector<std::string>& remotes) {
-  boost::asio::io_context context;
-  boost::asio::ip::udp::resolver resolver(context);
-  std::string loopback;
-  for (const std::string& address : remotes) {
-    const auto remote = rpc::HostPort::parse(address);
-    if (!remote) continue;
-    boost::system::error_code error;
-    for (const auto& entry : resolver.resolve(remote->host, std::to_string(remote->port), error)) {
-      boost::asio::ip::udp::socket socket(context);
-      if (socket.connect(entry.endpoint(), error)) continue;
-      const auto local = socket.local_endpoint(error);
-      if (error) continue;
-      if (!local.address().is_loopback()) return local.address().to_string();
-      if (loopback.empty()) loopback = local.address().to_string();
-    }
-  }
-  return loopback.empty() ? "127.0.0.1" : loopback;
 }
 
 bool is_wildcard(const std::string& host) {
@@ -146,6 +125,7 @@ class Daemon {
   // Null: this host has no RDMA.
   std::unique_ptr<transport::Server> verbs_;
   std::unique_ptr<PeerService> peers_;
+  std::unique_ptr<FleetBench> bench_;
   std::unique_ptr<rpc::RpcServer> server_;
   std::unique_ptr<rpc::RpcServer> local_server_;
   std::unique_ptr<device::DeviceLink> devices_;
@@ -380,7 +360,12 @@ void Daemon::install_status() {
     if (workers_ == nullptr) return fail(ErrorCode::kUnavailable, "the agent is starting");
     return workers_->kill(instance, rank, dry_run);
   };
-  rpc::serve_drills(*server_, context_.get_executor(), {options_.allow_drills, kill_worker});
+  bench_ = std::make_unique<FleetBench>(core_->environment(), peers_->sessions(), core_->registry(),
+                                        core_->rdma());
+  const auto bench = [this](rpc::Peer peer, proto::DrillRequest request) {
+    return bench_->answer(std::move(peer), std::move(request));
+  };
+  rpc::serve_drills(*server_, context_.get_executor(), {options_.allow_drills, kill_worker, bench});
 }
 
 proto::AgentStatusResponse Daemon::status() const {

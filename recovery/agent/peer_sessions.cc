@@ -27,6 +27,24 @@ std::string connection_of(const rpc::Peer& peer) {
 
 Error no_such_session() { return {ErrorCode::kDenied, "no such session: open one first"}; }
 
+// In the order of the layout.
+void add_region(proto::OpenSessionResponse& response, transport::RegionKey key,
+                std::uint64_t bytes) {
+  auto* region = response.add_regions();
+  region->set_segment(static_cast<std::uint32_t>(response.regions_size() - 1));
+  region->set_region(key.region);
+  region->set_generation(key.generation);
+  region->set_size_bytes(bytes);
+}
+
+// A session belongs to its connection. Nobody would end one that opens after its connection has
+// ended.
+Task<Result<void>> still_asked() {
+  const bool cancelled = co_await async::is_cancelled();
+  if (cancelled) co_return fail(ErrorCode::kUnavailable, "cancelled");
+  co_return Result<void>();
+}
+
 // 0 means no limit.
 std::uint64_t lower_rate(std::uint64_t a, std::uint64_t b) {
   return a == 0 || b == 0 ? std::max(a, b) : std::min(a, b);
@@ -101,18 +119,22 @@ Result<const Served*> PeerSessions::admit(const rpc::Peer& peer,
     return fail(ErrorCode::kStale, "{} is being retired on {}: pull another version",
                 id.to_string(), self.node_id);
   }
-  if (sessions_.size() >= limits_.max_pullers) {
-    return fail(ErrorCode::kUnavailable,
-                "{} serves {} pullers already: try another source, or again later", self.node_id,
-                sessions_.size());
-  }
+  TRY_VOID(check_room());
   return served;
+}
+
+Result<void> PeerSessions::check_room() const {
+  if (sessions_.size() < limits_.max_pullers) return {};
+  return fail(ErrorCode::kUnavailable,
+              "{} serves {} pullers already: try another source, or again later",
+              parts_.identity.node_id, sessions_.size());
 }
 
 Task<Result<proto::OpenSessionResponse>> PeerSessions::open(rpc::Peer peer,
                                                             proto::OpenSessionRequest request) {
   CO_TRY(const Served* wanted, admit(peer, request));
   CO_TRY_VOID(co_await require_verified(key_of(*wanted->manifest), kOpenPatience));
+  CO_TRY_VOID(co_await still_asked());
   // Again: the copy may have gone meanwhile.
   CO_TRY(const Served* served, admit(peer, request));
 
@@ -124,20 +146,11 @@ Task<Result<proto::OpenSessionResponse>> PeerSessions::open(rpc::Peer peer,
   session.max_bytes_per_second =
       lower_rate(request.grant().max_bytes_per_second(), limits_.max_bytes_per_second);
 
-  proto::OpenSessionResponse response;
-  response.set_token(session.token.to_bytes());
-  response.set_max_bytes_per_second(session.max_bytes_per_second);
+  const std::vector<std::string> transports(request.transports().begin(),
+                                            request.transports().end());
+  CO_TRY(auto response, offer(session, transports));
   for (std::size_t i = 0; i < served->regions.size(); ++i) {
-    auto* region = response.add_regions();
-    region->set_segment(static_cast<std::uint32_t>(i));
-    region->set_region(served->regions[i].region);
-    region->set_generation(served->regions[i].generation);
-    region->set_size_bytes(served->segments[i]->bytes().size());
-  }
-  add_offers(request, response);
-  if (response.offers_size() == 0) {
-    co_return fail(ErrorCode::kUnavailable, "{} serves none of the transports asked for",
-                   parts_.identity.node_id);
+    add_region(response, served->regions[i], served->segments[i]->bytes().size());
   }
   const CopyKey copy = key_of(*served->manifest);
   log::info("session.open", "puller", peer.node_id, "address", peer.address, "version",
@@ -147,9 +160,29 @@ Task<Result<proto::OpenSessionResponse>> PeerSessions::open(rpc::Peer peer,
   co_return response;
 }
 
-void PeerSessions::add_offers(const proto::OpenSessionRequest& request,
-                              proto::OpenSessionResponse& response) const {
-  for (const auto& wanted : request.transports()) {
+Result<proto::OpenSessionResponse> PeerSessions::open_readable(
+    const rpc::Peer& peer, Readable readable, const std::vector<std::string>& transports) {
+  TRY_VOID(check_room());
+  transport::Session session;
+  session.token = SessionToken::random();
+  session.puller = peer.node_id;
+  session.regions = {readable.key};
+  session.max_bytes_per_second = limits_.max_bytes_per_second;
+  TRY(auto response, offer(session, transports));
+  add_region(response, readable.key, readable.bytes);
+  log::info("session.open", "puller", peer.node_id, "address", peer.address, "reads", "no copy");
+  sessions_[session.token] = {
+      connection_of(peer), {}, peer.node_id, false, std::move(readable.memory)};
+  parts_.registry.admit(std::move(session));
+  return response;
+}
+
+Result<proto::OpenSessionResponse> PeerSessions::offer(
+    const transport::Session& session, const std::vector<std::string>& transports) const {
+  proto::OpenSessionResponse response;
+  response.set_token(session.token.to_bytes());
+  response.set_max_bytes_per_second(session.max_bytes_per_second);
+  for (const auto& wanted : transports) {
     for (const auto* server : parts_.servers) {
       if (server->transport() != wanted) continue;
       auto* offer = response.add_offers();
@@ -160,6 +193,11 @@ void PeerSessions::add_offers(const proto::OpenSessionRequest& request,
       offer->set_max_paths(kPathsOffered);
     }
   }
+  if (response.offers_size() == 0) {
+    return fail(ErrorCode::kUnavailable, "{} serves none of the transports asked for",
+                parts_.identity.node_id);
+  }
+  return response;
 }
 
 Task<Result<proto::ConnectPathsResponse>> PeerSessions::connect_paths(
@@ -197,6 +235,7 @@ Task<void> PeerSessions::end(SessionToken token) {
   const auto found = sessions_.find(token);
   if (found == sessions_.end()) co_return;
   log::info("session.end", "puller", found->second.puller);
+  const std::shared_ptr<const void> memory = std::move(found->second.memory);
   sessions_.erase(found);
   parts_.registry.revoke(token);
   const auto wait_for_reads = [this, token] {

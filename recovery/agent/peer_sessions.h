@@ -58,6 +58,16 @@ class PeerSessions {
 
   async::Task<Result<proto::OpenSessionResponse>> open(rpc::Peer peer,
                                                        proto::OpenSessionRequest request);
+  // Registered memory without a copy.
+  struct Readable {
+    transport::RegionKey key;
+    std::uint64_t bytes = 0;
+    // Released when the last read of the session has ended.
+    std::shared_ptr<const void> memory;
+  };
+  // A session that reads only this memory, over one of these transports.
+  Result<proto::OpenSessionResponse> open_readable(const rpc::Peer& peer, Readable readable,
+                                                   const std::vector<std::string>& transports);
   async::Task<Result<proto::ConnectPathsResponse>> connect_paths(
       rpc::Peer peer, proto::ConnectPathsRequest request);
   async::Task<Result<proto::CloseSessionResponse>> close(rpc::Peer peer,
@@ -92,11 +102,15 @@ class PeerSessions {
     CopyKey copy;
     std::string puller;
     bool watched = false;
+    // Of a session that reads no copy.
+    std::shared_ptr<const void> memory = nullptr;
   };
+  Result<void> check_room() const;
   Result<const Served*> admit(const rpc::Peer& peer,
                               const proto::OpenSessionRequest& request) const;
-  void add_offers(const proto::OpenSessionRequest& request,
-                  proto::OpenSessionResponse& response) const;
+  // The answer to the puller, without regions. kUnavailable: there is no transport in common.
+  Result<proto::OpenSessionResponse> offer(const transport::Session& session,
+                                           const std::vector<std::string>& transports) const;
   async::Task<void> end(SessionToken token);
 
   const Parts parts_;

@@ -37,6 +37,7 @@ class VerbsRdma final : public Rdma {
     for (const auto& rail : fabric_->rails()) nodes.push_back(rail->device().numa_node());
     return common_node(nodes);
   }
+  std::vector<RailView> rails() const override;
   bool maps_files_for_writing() const override { return registrar_->maps_files_for_writing(); }
   Result<std::vector<std::string>> homes_near_gpu(std::string_view uuid) const override;
   WindowFigures windows() const override;
@@ -65,6 +66,15 @@ WindowFigures VerbsRdma::windows() const {
     sum.refused += counts.refused;
   }
   return sum;
+}
+
+std::vector<Rdma::RailView> VerbsRdma::rails() const {
+  std::vector<RailView> views;
+  for (const auto& rail : fabric_->rails()) {
+    const auto state = rail->state();
+    views.push_back({rail->name(), state.up ? "" : state.why_down, state.bytes_per_second});
+  }
+  return views;
 }
 
 Result<std::vector<std::string>> VerbsRdma::homes_near_gpu(std::string_view uuid) const {

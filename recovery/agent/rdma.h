@@ -46,6 +46,13 @@ class Rdma {
 
   // The NUMA node that all devices in use are on. -1: several, or unknown.
   virtual int numa_node() const = 0;
+  struct RailView {
+    std::string name;  // "mlx5_0:1"
+    // Why it is down. "": it is up.
+    std::string why_down;
+    std::uint64_t bytes_per_second = 0;  // of the link; 0: unknown
+  };
+  virtual std::vector<RailView> rails() const = 0;
   // MemoryRegistrar::maps_files_for_writing().
   virtual bool maps_files_for_writing() const = 0;
   // The homes of the rails that may write to the memory of the GPU with this UUID, by the choice of

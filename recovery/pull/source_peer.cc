@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/drill.pb.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/methods.h"
 #include "src/async/task_group.h"
@@ -146,19 +147,41 @@ async::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
   for (auto& transport : wanted.transports) request.add_transports(std::move(transport));
   CO_TRY(const auto response, co_await rpc::call<proto::AGENT_OPEN_SESSION>(
                                   client_, std::move(request), deadline, wanted.trace));
+  co_return read_session(response);
+}
+
+async::Task<Result<SourcePeer::BenchSession>> SourcePeer::open_bench_session(
+    std::vector<std::string> transports, std::chrono::milliseconds deadline) {
+  proto::DrillRequest request;
+  for (auto& transport : transports) {
+    request.mutable_open_bench()->add_transports(std::move(transport));
+  }
+  CO_TRY(const auto response,
+         co_await rpc::call<proto::DRILL>(client_, std::move(request), deadline));
+  BenchSession opened;
+  CO_TRY(opened.session, read_session(response.opened()));
+  if (opened.session.regions.size() != 1) {
+    co_return fail(ErrorCode::kInvalid, "source {} opened {} regions for a benchmark, not 1",
+                   name(), opened.session.regions.size());
+  }
+  opened.bytes = response.opened().regions(0).size_bytes();
+  co_return opened;
+}
+
+Result<PeerSession> SourcePeer::read_session(const proto::OpenSessionResponse& response) const {
   PeerSession session;
   session.max_bytes_per_second = response.max_bytes_per_second();
-  CO_TRY(session.token, SessionToken::from_bytes(response.token()));
+  TRY(session.token, SessionToken::from_bytes(response.token()));
   for (const auto& region : response.regions()) {
     if (region.segment() != session.regions.size()) {
-      co_return fail(ErrorCode::kInvalid, "source {} listed its segments out of order", name());
+      return fail(ErrorCode::kInvalid, "source {} listed its segments out of order", name());
     }
     session.regions.push_back({region.region(), region.generation()});
   }
   for (const auto& offer : response.offers()) {
     session.offers.push_back({offer.transport(), offer.endpoint(), offer.max_paths()});
   }
-  co_return session;
+  return session;
 }
 
 async::Task<Result<std::string>> SourcePeer::connect_paths(SessionToken token,

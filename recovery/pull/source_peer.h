@@ -70,6 +70,14 @@ class SourcePeer {
   };
   async::Task<Result<PeerSession>> open_session(SessionRequest wanted,
                                                 std::chrono::milliseconds deadline);
+  // A session that reads the memory which the peer lends to benchmarks. Only a daemon with
+  // --allow-drills has it.
+  struct BenchSession {
+    PeerSession session;
+    std::uint64_t bytes = 0;
+  };
+  async::Task<Result<BenchSession>> open_bench_session(std::vector<std::string> transports,
+                                                       std::chrono::milliseconds deadline);
   // The answer to a Handshake's request.
   async::Task<Result<std::string>> connect_paths(SessionToken token, std::string transport,
                                                  std::string request,
@@ -95,6 +103,7 @@ class SourcePeer {
   async::Task<Result<std::string>> fetch_pages(proto::PageKind kind, Digest digest,
                                                std::string name, Paging paging);
   Error pages_do_not_fit() const;
+  Result<PeerSession> read_session(const proto::OpenSessionResponse& response) const;
 
   const proto::Source source_;
   const std::shared_ptr<rpc::RpcClient> client_;

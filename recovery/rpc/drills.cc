@@ -57,13 +57,24 @@ void freeze_and_log(std::uint32_t milliseconds) {
   }
 }
 
-Result<proto::DrillResponse> answer(const boost::asio::any_io_executor& executor,
-                                    const DrillOptions& options, const Peer& peer,
-                                    const proto::DrillRequest& request) {
+bool is_bench(const proto::DrillRequest& request) {
+  return request.has_bench_read() || request.has_open_bench();
+}
+
+Result<void> check_allowed(const DrillOptions& options, const proto::DrillRequest& request) {
   if (!options.allowed) {
     return fail(ErrorCode::kDenied,
                 "this daemon allows no drills; start it with --allow-drills where they are meant");
   }
+  if (is_bench(request) && !options.bench) {
+    return fail(ErrorCode::kInvalid, "a coordinator reads no data: ask an agent");
+  }
+  return {};
+}
+
+Result<proto::DrillResponse> answer(const boost::asio::any_io_executor& executor,
+                                    const DrillOptions& options, const Peer& peer,
+                                    const proto::DrillRequest& request) {
   proto::DrillResponse response;
   switch (request.kind_case()) {
     case proto::DrillRequest::kKillSelf:
@@ -90,6 +101,8 @@ Result<proto::DrillResponse> answer(const boost::asio::any_io_executor& executor
       }
       response.set_pid(static_cast<std::uint32_t>(::getpid()));
       break;
+    case proto::DrillRequest::kBenchRead:
+    case proto::DrillRequest::kOpenBench:
     case proto::DrillRequest::KIND_NOT_SET:
       return fail(ErrorCode::kInvalid, "this daemon does not know the drill: it is older");
   }
@@ -115,6 +128,11 @@ void serve_drills(RpcServer& server, boost::asio::any_io_executor executor, Dril
                        [executor = std::move(executor), options = std::move(options)](
                            Peer peer, proto::DrillRequest request,
                            Events) -> async::Task<Result<proto::DrillResponse>> {
+                         CO_TRY_VOID(check_allowed(options, request));
+                         if (is_bench(request)) {
+                           auto bench = options.bench(std::move(peer), std::move(request));
+                           co_return co_await std::move(bench);
+                         }
                          co_return answer(executor, options, peer, request);
                        });
 }

@@ -5,6 +5,7 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
+#include "recovery/rpc/methods.h"
 #include "recovery/rpc/rpc.h"
 #include "src/base/result.h"
 
@@ -18,9 +19,12 @@ struct DrillOptions {
   std::function<Result<std::uint32_t>(const std::string& instance, std::uint32_t rank,
                                       bool dry_run)>
       kill_worker = {};
+  // Answers the calls of `rekindle bench fleet`. Empty: this daemon has no data to read.
+  std::function<async::Task<Result<proto::DrillResponse>>(Peer, proto::DrillRequest)> bench = {};
 };
 
-// Before listen(). Answers DRILL: lets this daemon or one of its workers fail on purpose.
+// Before listen(). Answers DRILL: lets this daemon or one of its workers fail on purpose, or loads
+// its links.
 void serve_drills(RpcServer& server, boost::asio::any_io_executor executor, DrillOptions options);
 
 }  // namespace rekindle::rpc

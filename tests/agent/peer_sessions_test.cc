@@ -1,6 +1,11 @@
 // Who may open a session on a copy of this host, and when its reads have ended.
 #include "recovery/agent/peer_sessions.h"
 
+#include <exception>
+
+#include <boost/asio/bind_cancellation_slot.hpp>
+#include <boost/asio/cancellation_signal.hpp>
+#include <boost/asio/co_spawn.hpp>
 #include <gtest/gtest.h>
 
 #include "recovery/rpc/convert.h"
@@ -36,6 +41,9 @@ class PeerSessionsTest : public store::StoreTest {
     grants_.observe(self_.incarnation, kIssuerMs, steady_now());
     options_.limits.max_pullers = 2;
     options_.advertised_host = [] { return std::string("host"); };
+    make_sessions();
+  }
+  void make_sessions() {
     sessions_.emplace(
         loop_.executor(),
         PeerSessions::Parts{self_, served_, grants_, registry_, {&server_}, blocking_}, options_);
@@ -140,6 +148,26 @@ TEST_F(PeerSessionsTest, ASessionEndsWithItsConnectionAndDrainWaitsForItsReads) 
   loop_.run_until([&] { return !sessions_->contains(*token); });
   loop_.run(sessions_->drain(5s));
   EXPECT_EQ(server_.dropped, std::vector{*token});
+}
+
+// A call is cancelled when its connection ends. Nobody would end a session that opens later.
+TEST_F(PeerSessionsTest, NoSessionOpensForACallThatIsCancelledWhileItsCopyIsVerified) {
+  boost::asio::cancellation_signal cancel;
+  options_.require_verified = [&cancel](auto, auto) -> async::Task<Result<void>> {
+    co_await async::sleep_for(1ms);
+    cancel.emit(boost::asio::cancellation_type::terminal);
+    co_return Result<void>();
+  };
+  make_sessions();
+  bool ended = false;
+  boost::asio::co_spawn(
+      loop_.executor(), sessions_->open(peer_, request()),
+      boost::asio::bind_cancellation_slot(
+          cancel.slot(), [&ended](std::exception_ptr, const Result<proto::OpenSessionResponse>&) {
+            ended = true;
+          }));
+  loop_.run_until([&] { return ended; });
+  EXPECT_EQ(sessions_->count(), 0u);
 }
 
 TEST_F(PeerSessionsTest, SessionsOfOneLayoutEndAlone) {

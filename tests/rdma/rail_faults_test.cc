@@ -1,5 +1,7 @@
 // One of two cables fails in the middle of a pull, which goes on over the other; then it comes
 // back. What went over which cable is read from the counters of their interfaces.
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -94,6 +96,48 @@ TEST_F(RdmaRails, APullerWhoseAddressChangesReadsOverTheOtherRailThenOverBoth) {
   ASSERT_TRUE(wait_for_cable(1)) << pull_->err();
   ASSERT_NO_FATAL_FAILURE(expect_rail_back());
   expect_complete_over_verbs();
+}
+
+// Agent a has the devices of side a, and agent b those of side b.
+class RdmaFleetBench : public RdmaCables {
+ protected:
+  nlohmann::json bench() {
+    return fleet_
+        .run_command({"bench", "fleet", "--transport", "verbs", "--time", "1s", "--under", "0.02"})
+        .json;
+  }
+};
+
+TEST_F(RdmaFleetBench, NamesTheRailsOfBothEndsAndARailThatIsDown) {
+  fleet_.start_agent("a", {"--allow-drills", "--hca", hca_a_});
+  fleet_.start_agent("b", {"--allow-drills", "--hca", hca_b_});
+  const auto well = bench();
+  ASSERT_EQ(well["pairs"].size(), 2u) << well;
+  for (const auto& pair : well["pairs"]) {
+    ASSERT_EQ(pair["rails"].size(), rails_.a.size()) << well;
+    const bool a_reads = pair["reader"] == "a";
+    for (const auto& rail : pair["rails"]) {
+      const auto& of_a = rail[a_reads ? "reader_rail" : "source_rail"];
+      const auto& of_b = rail[a_reads ? "source_rail" : "reader_rail"];
+      const auto cable = std::ranges::find(rails_.a, of_a.get<std::string>(),
+                                           [](const auto& name) { return name + ":1"; });
+      ASSERT_NE(cable, rails_.a.end()) << well;
+      EXPECT_EQ(of_b, rails_.b[static_cast<std::size_t>(cable - rails_.a.begin())] + ":1") << well;
+      EXPECT_GT(rail["bytes_per_second"], 0) << well;
+    }
+  }
+  EXPECT_TRUE(well["slow_or_broken"].empty()) << well;
+
+  const CableFault cut{"cut", "0"};
+  nlohmann::json broken;
+  const auto names = [&](const std::string& line) {
+    return broken["slow_or_broken"].dump().find(line) != std::string::npos;
+  };
+  EXPECT_TRUE(eventually([&] {
+    broken = bench();
+    return names("rail " + rails_.a[0] + ":1 of a is down: ") &&
+           names("rail " + rails_.b[0] + ":1 of b is down: ");
+  })) << broken;
 }
 
 }  // namespace

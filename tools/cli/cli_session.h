@@ -91,6 +91,7 @@ void add_drain(Command& app, Session& session);
 void add_drill(Command& app, Session& session);
 void add_update(Command& app, Session& session);
 void add_bench(Command& app, Session& session);
+void add_bench_fleet(Command& bench, Session& session);
 void add_topo(Command& app, Session& session);
 void add_doctor(Command& app, Session& session);
 void add_support_bundle(Command& app, Session& session);

@@ -159,7 +159,7 @@ void add_store(Command& bench, Session& session) {
 }  // namespace
 
 void add_bench(Command& app, Session& session) {
-  Command sub = app.command("bench", "Measure this host.");
+  Command sub = app.command("bench", "Measure this host, or the links of the fleet.");
   sub.require_command();
   Command transfer = sub.command(
       "transfer",
@@ -210,6 +210,7 @@ void add_bench(Command& app, Session& session) {
   add_store(sub, session);
   add_register(sub, session);
   add_digest(sub, session);
+  add_bench_fleet(sub, session);
 }
 
 }  // namespace rekindle::cli

@@ -21,13 +21,19 @@ constexpr std::chrono::milliseconds kInterruptedDeadline{100};
 
 }  // namespace
 
+Result<rpc::Identity> command_identity(const Settings& settings) {
+  rpc::Identity identity;
+  identity.role = proto::ROLE_CLIENT;
+  identity.node_id = fmt::format("client-{}", ::getpid());
+  identity.incarnation = Incarnation::random();
+  TRY(identity.secret, rpc::read_secret(settings.secret_file));
+  return identity;
+}
+
 Result<std::unique_ptr<Remote>> Remote::create(const Settings& settings, std::string address) {
   std::unique_ptr<Remote> remote(new Remote);
   remote->address_ = std::move(address);
-  remote->identity_.role = proto::ROLE_CLIENT;
-  remote->identity_.node_id = fmt::format("client-{}", ::getpid());
-  remote->identity_.incarnation = Incarnation::random();
-  TRY(remote->identity_.secret, rpc::read_secret(settings.secret_file));
+  TRY(remote->identity_, command_identity(settings));
   return remote;
 }
 

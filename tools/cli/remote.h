@@ -17,6 +17,9 @@
 
 namespace rekindle::cli {
 
+// The identity of a command in its calls, with the cluster secret of the settings.
+Result<rpc::Identity> command_identity(const Settings& settings);
+
 // Makes blocking calls to a coordinator or agent over one connection, and connects again when it
 // broke.
 class Remote {
