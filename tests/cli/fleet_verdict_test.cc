@@ -140,7 +140,7 @@ TEST(FleetVerdicts, AHostFromWhichAllReadSlowlyIsNamedWithItsSendingSide) {
 
 TEST(FleetVerdicts, TheCapOfASlowSourceIsNamed) {
   auto readings = all_at(3, 90);
-  for (const std::size_t reader : {0, 1}) {
+  for (const std::size_t reader : {0u, 1u}) {
     of(readings, reader, 2) = tcp_read(reader, 2, 1);
     of(readings, reader, 2).cap_bytes_per_second = kGigabit;
   }
@@ -153,7 +153,7 @@ TEST(FleetVerdicts, TheCapOfASlowSourceIsNamed) {
 
 TEST(FleetVerdicts, AHostThatReadsSlowlyFromAllIsNamedWithItsReceivingSideAndItsLink) {
   auto readings = all_at(3, 90);
-  for (const std::size_t source : {0, 1}) {
+  for (const std::size_t source : {0u, 1u}) {
     of(readings, 2, source) = tcp_read(2, source, 9);
     of(readings, 2, source).link_bytes_per_second = 10 * kGigabit;
   }
@@ -166,7 +166,7 @@ TEST(FleetVerdicts, AHostThatReadsSlowlyFromAllIsNamedWithItsReceivingSideAndIts
 // The median of the six pairs is slow by then.
 TEST(FleetVerdicts, OneOfThreeHostsThatIsSlowBothWaysIsNamed) {
   auto readings = all_at(3, 90);
-  for (const std::size_t other : {0, 1}) {
+  for (const std::size_t other : {0u, 1u}) {
     of(readings, 2, other) = tcp_read(2, other, 9);
     of(readings, other, 2) = tcp_read(other, 2, 9);
   }
@@ -186,7 +186,7 @@ TEST(FleetVerdicts, WithTwoHostsNobodyIsBlamed) {
 
 TEST(FleetVerdicts, AHostWhoseReadsAllFailedIsOneLine) {
   auto readings = all_at(4, 90);
-  for (const std::size_t other : {0, 1, 3}) {
+  for (const std::size_t other : {0u, 1u, 3u}) {
     of(readings, 2, other) = failed_read(2, other, "the agent of c does not answer");
     of(readings, other, 2) = failed_read(other, 2, "source c at 10.0.0.3:7400: refused");
   }
@@ -214,7 +214,7 @@ TEST_F(FleetRails, AnEvenFleetHasNoFindings) {
 
 // The pairs of c lose less than half of their speed: only its rail tells.
 TEST_F(FleetRails, ARailThatIsSlowToAllPeersIsNamed) {
-  for (const std::size_t other : {0, 1}) {
+  for (const std::size_t other : {0u, 1u}) {
     for (const auto& pair : {HostPair{other, 2}, HostPair{2, other}}) {
       auto& reading = of(readings_, pair.reader, pair.source);
       reading.rails[1].bytes_per_second = 3 * kGigabit;
@@ -228,7 +228,7 @@ TEST_F(FleetRails, ARailThatIsSlowToAllPeersIsNamed) {
 }
 
 TEST_F(FleetRails, ARailThatIsSlowInOneDirectionIsNamedWithTheDirection) {
-  for (const std::size_t other : {0, 1}) {
+  for (const std::size_t other : {0u, 1u}) {
     of(readings_, other, 2).rails[1].bytes_per_second =
         (3.0 + static_cast<double>(other)) * kGigabit;
   }
@@ -238,7 +238,7 @@ TEST_F(FleetRails, ARailThatIsSlowInOneDirectionIsNamedWithTheDirection) {
 }
 
 TEST_F(FleetRails, ARailThatBreaksIsSlow) {
-  for (const std::size_t other : {0, 1}) of(readings_, 2, other).rails[0].broken = true;
+  for (const std::size_t other : {0u, 1u}) of(readings_, 2, other).rails[0].broken = true;
   EXPECT_THAT(judge().findings,
               ElementsAre(HasSubstr("rail mlx5_0:1 of c receives 0.000 Gb/s where its other")));
 }
@@ -252,12 +252,12 @@ TEST_F(FleetRails, ARailThatIsSlowToOnePeerIsNamedWithBothEnds) {
 
 TEST_F(FleetRails, ARailThatIsDownIsNamedWithWhy) {
   hosts_[1].rails[1].why_down = "port down";
-  for (const std::size_t other : {0, 2}) of(readings_, 1, other).rails.pop_back();
+  for (const std::size_t other : {0u, 2u}) of(readings_, 1, other).rails.pop_back();
   EXPECT_THAT(judge().findings, ElementsAre("rail mlx5_1:1 of b is down: port down"));
 }
 
 TEST_F(FleetRails, ARailThatIsUpAndReachesNobodyIsNamed) {
-  for (const std::size_t other : {0, 2}) of(readings_, 1, other).rails.pop_back();
+  for (const std::size_t other : {0u, 2u}) of(readings_, 1, other).rails.pop_back();
   EXPECT_THAT(judge().findings, ElementsAre("rail mlx5_1:1 of b is up, and reaches no other host"));
 }
 
