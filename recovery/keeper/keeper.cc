@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <fstream>
 #include <map>
 #include <memory>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,6 +17,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <boost/asio/error.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/signal_set.hpp>
@@ -65,6 +68,15 @@ Result<std::vector<UniqueFd>> copies_of(const std::vector<UniqueFd>& descriptors
   return copies;
 }
 
+// Other descriptors never tell that a process has died.
+bool is_pidfd(int fd) {
+  std::ifstream info(fmt::format("/proc/self/fdinfo/{}", fd));
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("Pid:")) return true;
+  }
+  return false;
+}
+
 class Keeper {
  public:
   explicit Keeper(const KeeperOptions& options)
@@ -86,7 +98,7 @@ class Keeper {
   Result<Answer> use(const std::string& name, UniqueFd pidfd);
   Result<Answer> get(const std::string& name) const;
   Answer list() const;
-  void leave(UserId user);
+  void leave(const std::string& name, UserId user);
   void user_gone(UserId user);
   void forget_users(const std::string& name);
   void tell_all(const proto::KeeperToAgent& event);
@@ -95,7 +107,7 @@ class Keeper {
   const KeeperOptions options_;
   asio::io_context context_{1};
   async::TaskGroup tasks_;
-  KeptCopies copies_;
+  KeptCopies copies_{std::random_device()() * (UserId{1} << 32)};
   std::map<UserId, std::shared_ptr<Watch>> watches_;
   std::set<ConnectionPtr> connections_;
   UniqueFd lock_;
@@ -248,7 +260,7 @@ Result<Answer> Keeper::obey(Connection& connection, const proto::AgentToKeeper& 
       }
       return use(frame.use().name(), std::move(descriptors.front()));
     case proto::AgentToKeeper::kLeave:
-      leave(frame.leave().user());
+      leave(frame.leave().name(), frame.leave().user());
       return done;
     case proto::AgentToKeeper::kGet:
       return get(frame.get().name());
@@ -297,6 +309,9 @@ Result<Answer> Keeper::keep(const proto::KeepCopy& order, std::vector<UniqueFd> 
 }
 
 Result<Answer> Keeper::use(const std::string& name, UniqueFd pidfd) {
+  if (!is_pidfd(pidfd.get())) {
+    return fail(ErrorCode::kInvalid, "use a copy '{}': the descriptor is not of a process", name);
+  }
   TRY(const UserId user, copies_.add_user(name));
   boost::system::error_code refused;
   const auto watch = std::make_shared<Watch>(context_);
@@ -309,7 +324,8 @@ Result<Answer> Keeper::use(const std::string& name, UniqueFd pidfd) {
   watches_[user] = watch;
   // The handler keeps the descriptor until it has run.
   watch->async_wait(Watch::wait_read, [this, user, watch](const boost::system::error_code& error) {
-    if (!error) user_gone(user);
+    // Without a watch it would never be known to have died.
+    if (error != asio::error::operation_aborted) user_gone(user);
   });
   Answer answer;
   answer.frame.mutable_user()->set_name(name);
@@ -342,7 +358,9 @@ Answer Keeper::list() const {
 
 // --- users
 
-void Keeper::leave(UserId user) {
+void Keeper::leave(const std::string& name, UserId user) {
+  const KeptCopy* const copy = copies_.find(name);
+  if (copy == nullptr || !copy->users.contains(user)) return;
   if (!copies_.remove_user(user, steady_now())) return;
   const auto watch = watches_.extract(user);
   watch.mapped()->close();

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <boost/asio/post.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <spawn.h>
 
@@ -29,6 +30,21 @@ constexpr std::chrono::milliseconds kTryAgain{10};
 constexpr std::chrono::milliseconds kAccept{100};
 constexpr const char* kLogFile = "keeper.log";
 
+Error stopped() { return Error(ErrorCode::kUnavailable, "the agent of this host stops"); }
+
+// Calls it when it goes, also when a cancelled coroutine goes.
+template <typename Call>
+class AtEnd {
+ public:
+  explicit AtEnd(Call call) : call_(std::move(call)) {}
+  ~AtEnd() { call_(); }
+  AtEnd(const AtEnd&) = delete;
+  AtEnd& operator=(const AtEnd&) = delete;
+
+ private:
+  const Call call_;
+};
+
 Error lost(const Error& why) {
   return Error(ErrorCode::kPeerLost,
                fmt::format("the keeper of this host is gone: {}", why.message()));
@@ -36,13 +52,35 @@ Error lost(const Error& why) {
 
 }  // namespace
 
+class KeeperLink::UnderWay {
+ public:
+  explicit UnderWay(KeeperLink& link) : link_(link) { ++link_.under_way_; }
+  ~UnderWay() {
+    if (--link_.under_way_ == 0) link_.idle_.notify();
+  }
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+
+ private:
+  KeeperLink& link_;
+};
+
 KeeperLink::KeeperLink(asio::any_io_executor executor, KeeperLinkOptions options)
-    : executor_(executor), options_(std::move(options)), opened_(executor), tasks_(executor) {}
+    : executor_(executor),
+      options_(std::move(options)),
+      opened_(executor),
+      idle_(executor),
+      tasks_(executor) {}
 
 KeeperLink::~KeeperLink() { reap(); }
 
 async::Task<void> KeeperLink::close(std::chrono::milliseconds deadline) {
-  if (socket_ != nullptr) socket_->close(Error(ErrorCode::kUnavailable, "the agent stops"));
+  closing_ = true;
+  const TimePoint until = steady_now() + deadline;
+  if (socket_ != nullptr) socket_->close(stopped());
+  opened_.notify();
+  for (const auto& [number, call] : calls_) call->done.notify();
+  while (under_way_ > 0 && steady_now() < until) co_await idle_.wait_until(until);
   (void)co_await tasks_.close(deadline);
 }
 
@@ -74,8 +112,9 @@ async::Task<Result<UserId>> KeeperLink::use(std::string name, UniqueFd user) {
   co_return answer->frame.user().user();
 }
 
-async::Task<Result<void>> KeeperLink::leave(UserId user) {
+async::Task<Result<void>> KeeperLink::leave(std::string name, UserId user) {
   proto::AgentToKeeper frame;
+  frame.mutable_leave()->set_name(std::move(name));
   frame.mutable_leave()->set_user(user);
   auto asked = ask(std::move(frame), {});
   auto answer = co_await std::move(asked);
@@ -118,6 +157,7 @@ async::Task<Result<std::map<std::string, std::vector<UserId>>>> KeeperLink::list
 
 async::Task<Result<KeeperLink::Answer>> KeeperLink::ask(proto::AgentToKeeper frame,
                                                         std::vector<UniqueFd> descriptors) {
+  const UnderWay under_way(*this);
   const TimePoint deadline = steady_now() + options_.deadline;
   auto opening = open(deadline);
   if (auto opened = co_await std::move(opening); !opened) {
@@ -130,6 +170,10 @@ async::Task<Result<KeeperLink::Answer>> KeeperLink::ask(proto::AgentToKeeper fra
 async::Task<Result<KeeperLink::Answer>> KeeperLink::exchange(proto::AgentToKeeper frame,
                                                              std::vector<UniqueFd> descriptors,
                                                              TimePoint deadline) {
+  if (closing_) co_return fail(stopped());
+  if (socket_ == nullptr) {
+    co_return fail(ErrorCode::kPeerLost, "the keeper of this host ended as soon as it was there");
+  }
   const std::uint64_t number = ++last_call_;
   frame.set_call(number);
   const auto call = std::make_shared<Call>(executor_);
@@ -137,8 +181,11 @@ async::Task<Result<KeeperLink::Answer>> KeeperLink::exchange(proto::AgentToKeepe
     co_return fail(std::move(sent).error());
   }
   calls_[number] = call;
-  while (!call->answer && steady_now() < deadline) co_await call->done.wait_until(deadline);
-  calls_.erase(number);
+  const AtEnd forget([this, number] { calls_.erase(number); });
+  while (!call->answer && !closing_ && steady_now() < deadline) {
+    co_await call->done.wait_until(deadline);
+  }
+  if (!call->answer && closing_) co_return fail(stopped());
   if (!call->answer) {
     const Error why(
         ErrorCode::kTimeout,
@@ -154,30 +201,41 @@ async::Task<Result<KeeperLink::Answer>> KeeperLink::exchange(proto::AgentToKeepe
 // --- the connection
 
 async::Task<Result<void>> KeeperLink::open(TimePoint deadline) {
-  while (opening_) co_await opened_.wait_until(deadline);
+  while (opening_ && !closing_ && steady_now() < deadline) co_await opened_.wait_until(deadline);
+  if (closing_) co_return fail(stopped());
+  if (opening_) co_return fail(ErrorCode::kTimeout, "the keeper of this host does not start");
   if (socket_ != nullptr) co_return Result<void>();
   opening_ = true;
-  auto connecting = connect(deadline);
-  auto connected = co_await std::move(connecting);
-  opening_ = false;
-  opened_.notify();
-  co_return connected;
+  const AtEnd opened([this] {
+    opening_ = false;
+    opened_.notify();
+  });
+  for (;;) {
+    auto connecting = connect(deadline);
+    auto connected = co_await std::move(connecting);
+    // A keeper that dies still accepts for a moment.
+    const bool died = !connected && connected.error().code() == ErrorCode::kPeerLost;
+    if (!died || closing_ || steady_now() >= deadline) co_return connected;
+    co_await async::sleep_for(kTryAgain);
+  }
 }
 
 async::Task<Result<void>> KeeperLink::connect(TimePoint deadline) {
-  bool started = false;
   auto fd = reach();
-  while (!fd && steady_now() < deadline) {
+  while (!fd && !closing_ && steady_now() < deadline) {
     const bool absent =
         fd.error().code() == ErrorCode::kUnavailable || fd.error().code() == ErrorCode::kNotFound;
     if (!absent || options_.program.empty()) break;
-    if (!std::exchange(started, true)) {
+    // One that ended at once may have met another keeper that was just ending.
+    reap();
+    if (child_ < 0) {
       if (auto ran = start_keeper(); !ran) co_return ran;
     }
     co_await async::sleep_for(kTryAgain);
     fd = reach();
   }
   if (!fd) co_return fail(std::move(fd).error().with_context("reach the keeper of this host"));
+  if (closing_) co_return fail(stopped());
   auto channel = ipc::Channel::adopt(std::move(*fd), ipc::kMaxFrameDescriptors);
   if (!channel) co_return fail(std::move(channel).error());
   socket_ = std::make_shared<ipc::FramedSocket>(executor_, std::move(*channel),
@@ -260,7 +318,14 @@ async::Task<void> KeeperLink::read(std::shared_ptr<ipc::FramedSocket> socket) {
     if (!call->answer) call->answer = fail(lost(why));
     call->done.notify();
   }
-  if (events_ != nullptr) events_->keeper_lost(why);
+  if (!closing_) later([why](KeeperEvents& events) { events.keeper_lost(why); });
+}
+
+// Posted, so that the answers before the event have reached their callers.
+void KeeperLink::later(std::function<void(KeeperEvents&)> event) {
+  asio::post(executor_, [this, lifetime = std::weak_ptr(lifetime_), event = std::move(event)] {
+    if (!lifetime.expired() && events_ != nullptr) event(*events_);
+  });
 }
 
 Result<void> KeeperLink::on_frame(ipc::Frame frame) {
@@ -270,11 +335,14 @@ Result<void> KeeperLink::on_frame(ipc::Frame frame) {
   }
   answer.descriptors = std::move(frame.descriptors);
   if (answer.frame.call() == 0) {
-    if (events_ == nullptr) return {};
     if (answer.frame.has_user_gone()) {
-      events_->user_gone(answer.frame.user_gone().name(), answer.frame.user_gone().user());
+      later([gone = answer.frame.user_gone()](KeeperEvents& events) {
+        events.user_gone(gone.name(), gone.user());
+      });
     } else if (answer.frame.has_expired()) {
-      events_->copy_expired(answer.frame.expired().name());
+      later([name = answer.frame.expired().name()](KeeperEvents& events) {
+        events.copy_expired(name);
+      });
     }
     return {};
   }

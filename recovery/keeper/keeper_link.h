@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,7 +32,8 @@ struct KeeperLinkOptions {
   std::chrono::milliseconds deadline{5000};
 };
 
-// What becomes of copies without a call of this agent.
+// What becomes of copies without a call of this agent. An event comes after the answers to the
+// calls before it.
 class KeeperEvents {
  public:
   virtual ~KeeperEvents() = default;
@@ -39,7 +41,7 @@ class KeeperEvents {
   virtual void user_gone(const std::string& copy, UserId user) = 0;
   // The copy had no user for its time.
   virtual void copy_expired(const std::string& copy) = 0;
-  // The keeper has ended, and with it every copy that no process has open.
+  // The keeper has ended, or did not answer. list() says what it still has.
   virtual void keeper_lost(const Error& why) = 0;
 };
 
@@ -52,7 +54,7 @@ class KeeperLink {
   ~KeeperLink();
   // Null: nobody receives the events.
   void tell_events(KeeperEvents* events) { events_ = events; }
-  // Leaves the keeper, which goes on. Await it before this object goes.
+  // Leaves the keeper, which goes on. Ends the calls. Await it before this object goes.
   async::Task<void> close(std::chrono::milliseconds deadline);
 
   struct Order {
@@ -68,7 +70,7 @@ class KeeperLink {
   // One more process has the blocks open. kNotFound; kExhausted.
   async::Task<Result<UserId>> use(std::string name, UniqueFd user);
   // The process lives and has closed the blocks.
-  async::Task<Result<void>> leave(UserId user);
+  async::Task<Result<void>> leave(std::string name, UserId user);
   struct Kept {
     std::string record;
     std::vector<UniqueFd> blocks;
@@ -92,6 +94,8 @@ class KeeperLink {
     std::optional<Result<Answer>> answer;
   };
 
+  // While it lives, a call is under way.
+  class UnderWay;
   async::Task<Result<Answer>> ask(proto::AgentToKeeper frame, std::vector<UniqueFd> descriptors);
   async::Task<Result<Answer>> exchange(proto::AgentToKeeper frame,
                                        std::vector<UniqueFd> descriptors, TimePoint deadline);
@@ -100,6 +104,7 @@ class KeeperLink {
   Result<UniqueFd> reach() const;
   Result<void> start_keeper();
   void reap();
+  void later(std::function<void(KeeperEvents&)> event);
   async::Task<void> read(std::shared_ptr<ipc::FramedSocket> socket);
   Result<void> on_frame(ipc::Frame frame);
 
@@ -113,6 +118,13 @@ class KeeperLink {
   // A call connects; others wait for it.
   bool opening_ = false;
   async::Notifier opened_;
+  bool closing_ = false;
+  std::size_t under_way_ = 0;
+  // No call is under way.
+  async::Notifier idle_;
+  // While it lives, posted events find this object.
+  struct Lifetime {};
+  const std::shared_ptr<Lifetime> lifetime_ = std::make_shared<Lifetime>();
   // The keeper that this link has started last; -1: none, or it was reaped.
   pid_t child_ = -1;
   async::TaskGroup tasks_;

@@ -39,6 +39,9 @@ struct KeptCopy {
 // The copies, their users and their times. Pure: the caller passes the time and watches the users.
 class KeptCopies {
  public:
+  // `first_user`: different for each keeper, so that an agent never takes a number of one keeper
+  // for that of another.
+  explicit KeptCopies(UserId first_user = 1) : last_user_(first_user) {}
   // Without users. kInvalid: there is a copy of this name, or it has no block. kExhausted.
   Result<void> keep(const std::string& name, KeptCopy copy, TimePoint now);
   // One more user. kNotFound; kExhausted.
@@ -57,7 +60,7 @@ class KeptCopies {
  private:
   std::map<std::string, KeptCopy> copies_;
   std::map<UserId, std::string> users_;
-  UserId last_user_ = 0;
+  UserId last_user_;
   std::size_t blocks_ = 0;
   std::uint64_t record_bytes_ = 0;
 };

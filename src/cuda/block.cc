@@ -87,6 +87,13 @@ Result<std::unique_ptr<CudaBlock>> CudaBlock::open(const std::shared_ptr<const C
   };
   if (result != CUDA_SUCCESS) return refused("open a block of another process");
   std::unique_ptr<CudaBlock> block(new CudaBlock(context, allocation, bytes));
+  CUmemAllocationProp properties{};
+  result = context->run([&] { return api.block_properties(&properties, allocation); });
+  if (result != CUDA_SUCCESS) return refused("ask what a block of another process is");
+  if (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+      properties.location.id != context->device()) {
+    return fail(ErrorCode::kInvalid, "this is a block of another GPU");
+  }
   block->descriptor_ = std::move(descriptor);
   result = block->map(access);
   if (result != CUDA_SUCCESS) {

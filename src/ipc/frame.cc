@@ -190,6 +190,10 @@ Result<void> FrameWriter::push(std::string body, std::vector<UniqueFd> descripto
     return fail(ErrorCode::kInvalid, "a message with {} descriptors, at most {} fit",
                 descriptors.size(), kMaxFrameDescriptors);
   }
+  // The kernel would refuse it in the middle of the frame.
+  if (!std::ranges::all_of(descriptors, [](const UniqueFd& fd) { return static_cast<bool>(fd); })) {
+    return fail(ErrorCode::kInvalid, "a message with an empty descriptor");
+  }
   const auto length = static_cast<std::uint32_t>(body.size());
   const bool spilled = length > kMaxFrameBytes;
   if (spilled) {

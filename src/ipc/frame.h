@@ -73,8 +73,9 @@ class FrameReader {
 
 class FrameWriter {
  public:
-  // Appends a frame. Its descriptors are closed after they are sent. kInvalid: the body is empty,
-  // or too large for a frame. kExhausted: there is no memfd for a large body.
+  // Appends a frame. Its descriptors are closed after they are sent. kInvalid: the body or a
+  // descriptor is empty, or the body is too large for a frame. kExhausted: there is no memfd for a
+  // large body.
   Result<void> push(std::string body, std::vector<UniqueFd> descriptors = {});
   // Sends as much as the non-blocking socket takes. kPeerLost: the other end is gone.
   Result<void> send_some(int socket_fd, TimePoint now);

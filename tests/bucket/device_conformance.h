@@ -483,7 +483,7 @@ TEST_P(DeviceConformance, TheMemoryOfABlockGoesWithItsLastDescriptor) {
 }
 
 TEST_P(DeviceConformance, WhatIsNoBlockIsNotOpened) {
-  const auto block = must(device_->allocate_block(2 << 20));
+  const auto block = must(device_->allocate_block(8 << 20));
   const UniqueFd descriptor = must(block->export_descriptor());
   const std::uint64_t bytes = block->bytes();
   for (const std::uint64_t wrong : {std::uint64_t{0}, bytes - 1, bytes / 2, bytes * 2}) {

@@ -181,11 +181,65 @@ TEST_F(KeeperLinkTest, AUserThatIsDeadAlreadyIsNoticed) {
   EXPECT_EQ(list()["a"].size(), 0u);
 }
 
+TEST_F(KeeperLinkTest, ACallKnowsItsUserBeforeItHearsOfItsDeath) {
+  Process worker({.argv = {"sleep", "1000"}});
+  UniqueFd dead = pidfd_of(worker.pid());
+  worker.kill();
+  std::size_t heard = 99;
+  boost::asio::co_spawn(
+      context_,
+      [this, &heard](UniqueFd user) -> async::Task<void> {
+        KeeperLink::Order order;
+        order.name = "a";
+        order.blocks.push_back(block_of("x"));
+        order.user = std::move(user);
+        auto keeping = link_->keep(std::move(order));
+        (void)co_await std::move(keeping);
+        heard = gone_.size();
+      }(std::move(dead)),
+      boost::asio::detached);
+  ASSERT_TRUE(until([&] { return !gone_.empty(); }));
+  EXPECT_EQ(heard, 0u);
+}
+
+TEST_F(KeeperLinkTest, WhatIsNoProcessIsNoUser) {
+  for (const bool file : {true, false}) {
+    KeeperLink::Order order;
+    order.name = "a";
+    order.blocks.push_back(block_of("x"));
+    order.user = file ? block_of("not a process") : UniqueFd();
+    EXPECT_EQ(wait(link_->keep(std::move(order)))->error().code(), ErrorCode::kInvalid);
+  }
+  EXPECT_TRUE(list().empty());
+}
+
+TEST_F(KeeperLinkTest, TheEndOfTheAgentEndsACallThatWaits) {
+  Process worker({.argv = {"sleep", "1000"}});
+  must(keep("a", worker.pid()));
+  const pid_t pid = keeper();
+  ::kill(pid, SIGSTOP);
+  std::optional<ErrorCode> failed;
+  boost::asio::co_spawn(
+      context_,
+      [this, &failed]() -> async::Task<void> {
+        auto listing = link_->list();
+        const auto listed = co_await std::move(listing);
+        failed = listed.error().code();
+      }(),
+      boost::asio::detached);
+  ASSERT_TRUE(until([] { return true; }));
+  EXPECT_EQ(failed, std::nullopt);
+  end();
+  EXPECT_TRUE(failed.has_value());
+  ::kill(pid, SIGCONT);
+  link_ = link_with(options());
+}
+
 TEST_F(KeeperLinkTest, AUserMayLeaveAndACopyMayBeDropped) {
   Process worker({.argv = {"sleep", "1000"}});
   must(keep("a", worker.pid()));
   const UserId user = must(keep("b", worker.pid()));
-  must(*wait(link_->leave(user)));
+  must(*wait(link_->leave("b", user)));
   EXPECT_EQ(list()["b"].size(), 0u);
   must(*wait(link_->drop("a")));
   const auto again = *wait(link_->drop("a"));
@@ -252,7 +306,7 @@ TEST_F(KeeperLinkTest, AnIdleKeeperEndsAndOneWithACopyStays) {
   restart(options());
   context_.restart();
   context_.run_for(1500ms);
-  EXPECT_EQ(::kill(pid, 0), 0);
+  EXPECT_EQ(::waitpid(pid, nullptr, WNOHANG), 0) << "it has ended";
   worker.kill();
   EXPECT_TRUE(eventually([&] { return ::waitpid(pid, nullptr, WNOHANG) == pid; }));
 }
