@@ -452,8 +452,9 @@ Task<void> Daemon::wait_and_stop() {
   co_await workers_->close(kLocalCloseDeadline);
   co_await devices_->close(kCloseDeadline);
   devices_->tell_events(nullptr);
-  co_await server_->close(kCloseDeadline);
-  co_await peers_->sessions().drain(kCloseDeadline);
+  // A read for a benchmark ends here, as a pull does above: the engine must not go before it.
+  co_await server_->close(kLocalCloseDeadline);
+  co_await peers_->sessions().drain(kLocalCloseDeadline);
   (void)co_await tasks_.close(kCloseDeadline);
   co_await core_->stop();
   context_.stop();

@@ -159,12 +159,13 @@ Task<Result<proto::BenchReading>> FleetBench::read(proto::DrillRequest::BenchRea
     co_return fail(ErrorCode::kExhausted, "{} reads for a benchmark already: wait until it ends",
                    environment_.self.node_id());
   }
+  // Also after an exception.
+  const auto done = [](bool* reading) { *reading = false; };
+  const std::unique_ptr<bool, decltype(done)> ends(&reading_, done);
   const std::chrono::milliseconds time(request.milliseconds());
   auto reading = read_from(std::move(*request.mutable_source()), time,
                            std::move(*request.mutable_transport()));
-  auto outcome = co_await std::move(reading);
-  reading_ = false;
-  co_return outcome;
+  co_return co_await std::move(reading);
 }
 
 // Whatever happens, the connection to the source is closed, and the session there ends with it.

@@ -43,7 +43,8 @@ FleetOrders::Answer orders_from(const proto::HeartbeatResponse& response) {
 }  // namespace
 
 void FleetDuties::registered(const Incarnation& term) {
-  if (std::exchange(term_, term) != term) told_ = 0;
+  // The newest ones, so that old events do not push out those of the new term.
+  if (std::exchange(term_, term) != term) told_ -= std::min<std::uint64_t>(told_, kMostEvents);
 }
 
 void FleetDuties::fill(proto::HeartbeatRequest& request) {

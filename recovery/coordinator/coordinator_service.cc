@@ -223,7 +223,8 @@ Result<proto::PullProgressResponse> CoordinatorService::pull_progress(
 Result<proto::ClosePullResponse> CoordinatorService::close_pull(
     const rpc::Peer& peer, const proto::ClosePullRequest& request) {
   if (request.pull_id().empty()) {
-    keep_spans(peer, request);
+    const auto spans = static_cast<std::uint64_t>(request.spans_size());
+    if (unopened_.take(spans, steady_now())) keep_spans(peer, request);
     return proto::ClosePullResponse();
   }
   TRY(const PullId id, PullId::from_bytes(request.pull_id()));

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -74,6 +76,26 @@ class CoordinatorService {
   Result<proto::ClusterStatusResponse> status(const rpc::Peer& peer,
                                               const proto::ClusterStatusRequest& request);
   Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
+  // How many spans of pulls that no coordinator opened are kept, so that many of these do not push
+  // out the spans of all other operations.
+  class Allowance {
+   public:
+    bool take(std::uint64_t spans, TimePoint now) {
+      constexpr double kPerSecond = 4;
+      constexpr double kMost = 512;
+      const double gained = std::chrono::duration<double>(now - last_).count() * kPerSecond;
+      left_ = std::min(kMost, left_ + gained);
+      last_ = now;
+      if (static_cast<double>(spans) > left_) return false;
+      left_ -= static_cast<double>(spans);
+      return true;
+    }
+
+   private:
+    double left_ = 0;
+    TimePoint last_{};
+  };
+  Allowance unopened_;
   Result<proto::TraceResponse> find_trace(const rpc::Peer& peer,
                                           const proto::TraceRequest& request);
   Result<proto::LetGoResponse> let_go(const rpc::Peer& peer, const proto::LetGoRequest& request);

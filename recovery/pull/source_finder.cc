@@ -84,7 +84,9 @@ async::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator(
   }
   const auto client = coordinator();
   if (client == nullptr) co_return fail(environment_.coordinator_problem());
-  CO_TRY(auto response, co_await open(client, ref_, deadline));
+  auto opened = co_await open(client, ref_, deadline);
+  coordinator_silent_ = !opened && opened.error().code() == ErrorCode::kTimeout;
+  CO_TRY(auto response, std::move(opened));
   if (response.verifying_size() > 0) {
     co_return fail(still_verifying(fmt::format("{}", fmt::join(response.verifying(), ", "))));
   }

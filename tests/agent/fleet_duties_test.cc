@@ -224,7 +224,7 @@ TEST_F(DutiesWithEvents, EventsAreToldUntilAHeartbeatIsAnswered) {
   EXPECT_EQ(told_next(), 101u);
 }
 
-TEST_F(DutiesWithEvents, ANewCoordinatorHearsTheOldEventsBeforeTheNewOne) {
+TEST_F(DutiesWithEvents, ANewCoordinatorHearsTheNewestOldEventsBeforeTheNewOne) {
   const Incarnation first = Incarnation::random();
   duties_.registered(first);
   for (int i = 0; i < 2; ++i) {
@@ -235,9 +235,9 @@ TEST_F(DutiesWithEvents, ANewCoordinatorHearsTheOldEventsBeforeTheNewOne) {
   // One happens while nobody leads.
   last_ = 101;
   duties_.registered(Incarnation::random());
-  EXPECT_EQ(told_next(), 1u);
+  EXPECT_EQ(told_next(), 37u) << "64 of the 100 that were told";
   duties_.obey({});
-  EXPECT_EQ(told_next(), 65u);
+  EXPECT_EQ(told_next(), 101u);
 }
 
 TEST_F(DutiesWithEvents, ACoordinatorThatRegistersTheAgentAgainHearsOnlyWhatIsNew) {

@@ -300,9 +300,13 @@ class FleetBenchmark {
   Result<int> run(int& interrupted_by) {
     TRY(auto nodes, find_nodes());
     TRY(auto identity, command_identity(settings_));
-    FleetCalls asking(identity, std::move(nodes));
-    std::vector<proto::NodeAddress> taking_part = ask_all(asking);
-    interrupted_by = asking.interrupted_by();
+    std::vector<proto::NodeAddress> taking_part;
+    {
+      // It takes signals only while it asks.
+      FleetCalls asking(identity, std::move(nodes));
+      taking_part = ask_all(asking);
+      interrupted_by = asking.interrupted_by();
+    }
     if (interrupted_by != 0) return kExitSignal + interrupted_by;
     if (taking_part.size() < 2) {
       return fail(
@@ -381,8 +385,11 @@ class FleetBenchmark {
         figures_.pairs, figures_.hosts.size(), how, args_.time,
         std::ceil(static_cast<double>(rounds.size()) * (seconds + kUsualAroundSeconds)));
     if (args_.dry_run) {
-      for (const auto& line : figures_.left_out) print_line("not read: " + printable(line));
-      print_result(settings_.json, {{"bench", "fleet"}, {"would", plan}}, plan + "\n");
+      std::string text;
+      for (const auto& line : figures_.left_out) text += "not read: " + printable(line) + "\n";
+      print_result(settings_.json,
+                   {{"bench", "fleet"}, {"would", plan}, {"not_read", figures_.left_out}},
+                   text + plan + "\n");
     } else if (!settings_.quiet) {
       fmt::print(stderr, "{}\n", plan);
     }

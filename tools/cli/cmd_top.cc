@@ -164,10 +164,10 @@ class Top {
     std::size_t lines = 1;
     const Duration away = unanswered_since_ ? steady_now() - *unanswered_since_ : Duration::zero();
     if (problem_ || away >= kMissedAfter) {
-      text += fmt::format("no answer for {} s{}\n",
-                          std::chrono::duration_cast<std::chrono::seconds>(away).count(),
-                          problem_ ? ": " + printable(problem_->message()) : "")
-                  .substr(0, width + 1);
+      const std::string line = fmt::format(
+          "no answer for {} s{}", std::chrono::duration_cast<std::chrono::seconds>(away).count(),
+          problem_ ? ": " + printable(problem_->message()) : "");
+      text += line.substr(0, width) + "\n";
       ++lines;
     }
     if (!status_) return text;

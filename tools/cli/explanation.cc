@@ -400,7 +400,7 @@ std::vector<Finding> explain_update(const Span& update, const Tree& tree) {
       if (other != rank && other->error.empty()) others.push_back(in_seconds(other->duration));
     }
     const double usual = median(others);
-    if (others.empty() || in_seconds(rank->duration) <= kSlowRank * usual) continue;
+    if (usual <= 0 || in_seconds(rank->duration) <= kSlowRank * usual) continue;
     const auto own = phases_of(tree.children(*rank));
     std::string text =
         fmt::format("{} took {}, {:.1f} times as long as the others ({:.2f} s)", name,

@@ -331,7 +331,8 @@ class Judge {
     }
     if (lacking.empty()) return;
     const std::string& host = hosts_[index].name;
-    if (rail.link_bytes_per_second * 2 < fastest) {
+    const bool known = rail.link_bytes_per_second > 0;
+    if (known && rail.link_bytes_per_second * 2 < fastest) {
       verdict_.remarks.push_back(
           fmt::format("rail {} of {} is not used: its link has {} Gb/s, the fastest one of the "
                       "host {}",

@@ -20,6 +20,9 @@ namespace {
 
 constexpr std::size_t kIdDigits = 32;
 
+// Nodes that are asked after this time are left out.
+constexpr std::chrono::seconds kCollectDeadline{15};
+
 bool is_id(const std::string& word) {
   return word.size() == kIdDigits &&
          std::ranges::all_of(word, [](unsigned char c) { return std::isxdigit(c) != 0; });
@@ -216,7 +219,12 @@ Result<CollectedTrace> collect_trace(const Settings& settings, const TraceWanted
   Merged merged;
   CollectedTrace collected;
   std::map<std::string, std::string> nodes;
+  const TimePoint until = steady_now() + kCollectDeadline;
   const auto gather = [&](const std::string& name, const std::string& address) {
+    if (steady_now() > until) {
+      collected.silent.push_back(name + ": not asked, because others took too long to answer");
+      return;
+    }
     const auto answer = ask(settings, address, request);
     if (!answer && answer.error().code() == ErrorCode::kNotFound) return;
     const auto added = answer ? merged.add(*answer) : Result<void>(fail(answer.error()));
