@@ -62,20 +62,6 @@ class CoordinatorService {
   void attach(rpc::RpcServer& server);
 
  private:
-  Result<proto::HeartbeatResponse> heartbeat(const rpc::Peer& peer,
-                                             const proto::HeartbeatRequest& request);
-  Result<proto::ResolveResponse> resolve(const rpc::Peer& peer,
-                                         const proto::ResolveRequest& request);
-  Result<proto::OpenPullResponse> open_pull(const rpc::Peer& peer,
-                                            const proto::OpenPullRequest& request);
-  Result<proto::PullProgressResponse> pull_progress(const rpc::Peer& peer,
-                                                    const proto::PullProgressRequest& request);
-  Result<proto::ClosePullResponse> close_pull(const rpc::Peer& peer,
-                                              const proto::ClosePullRequest& request);
-  void keep_spans(const rpc::Peer& peer, const proto::ClosePullRequest& request);
-  Result<proto::ClusterStatusResponse> status(const rpc::Peer& peer,
-                                              const proto::ClusterStatusRequest& request);
-  Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
   // How many spans of pulls that no coordinator opened are kept, so that many of these do not push
   // out the spans of all other operations.
   class Allowance {
@@ -95,7 +81,21 @@ class CoordinatorService {
     double left_ = 0;
     TimePoint last_{};
   };
-  Allowance unopened_;
+
+  Result<proto::HeartbeatResponse> heartbeat(const rpc::Peer& peer,
+                                             const proto::HeartbeatRequest& request);
+  Result<proto::ResolveResponse> resolve(const rpc::Peer& peer,
+                                         const proto::ResolveRequest& request);
+  Result<proto::OpenPullResponse> open_pull(const rpc::Peer& peer,
+                                            const proto::OpenPullRequest& request);
+  Result<proto::PullProgressResponse> pull_progress(const rpc::Peer& peer,
+                                                    const proto::PullProgressRequest& request);
+  Result<proto::ClosePullResponse> close_pull(const rpc::Peer& peer,
+                                              const proto::ClosePullRequest& request);
+  void keep_spans(const rpc::Peer& peer, const proto::ClosePullRequest& request);
+  Result<proto::ClusterStatusResponse> status(const rpc::Peer& peer,
+                                              const proto::ClusterStatusRequest& request);
+  Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
   Result<proto::TraceResponse> find_trace(const rpc::Peer& peer,
                                           const proto::TraceRequest& request);
   Result<proto::LetGoResponse> let_go(const rpc::Peer& peer, const proto::LetGoRequest& request);
@@ -121,6 +121,7 @@ class CoordinatorService {
   FleetWatch& watch_;
   Committer& committer_;
   const Options options_;
+  Allowance unopened_;
   const AnswerGate gate_;
 };
 

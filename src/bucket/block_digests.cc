@@ -59,12 +59,6 @@ std::vector<BoxBytes> pieces_of(std::span<const std::unique_ptr<Block>> blocks) 
 
 }  // namespace
 
-std::uint64_t piece_count(std::span<const BlockFile> blocks) {
-  std::uint64_t pieces = 0;
-  for (const BlockFile& block : blocks) pieces += (block.bytes + kPieceBytes - 1) / kPieceBytes;
-  return pieces;
-}
-
 Result<std::vector<Digest>> digest_blocks(Device& device, std::span<const BlockFile> blocks,
                                           TimePoint deadline) {
   std::vector<std::unique_ptr<Block>> opened;

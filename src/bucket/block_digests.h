@@ -16,7 +16,6 @@ struct BlockFile {
 
 // A block is checked in pieces of this size; its last one may be shorter.
 inline constexpr std::uint64_t kPieceBytes = kMostDigestedBytes;
-std::uint64_t piece_count(std::span<const BlockFile> blocks);
 
 // The BLAKE3 of each piece of the blocks, block by block, computed on the device. kInvalid: one is
 // no block of this device. kTimeout: the device was not done by `deadline`; its work goes on, and

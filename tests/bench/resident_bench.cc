@@ -21,6 +21,7 @@
 #include <fmt/format.h>
 
 #include "src/base/blake3.h"
+#include "src/base/median.h"
 #include "src/bucket/block_digests.h"
 #include "src/cuda/device.h"
 #include "src/cuda/driver.h"
@@ -38,11 +39,6 @@ constexpr std::uint64_t kPinned = 1 << 30;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 std::uint64_t microseconds_since(double begun) {
   return static_cast<std::uint64_t>((now() - begun) * 1e6);
