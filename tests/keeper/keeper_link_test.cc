@@ -188,15 +188,15 @@ TEST_F(KeeperLinkTest, ACallKnowsItsUserBeforeItHearsOfItsDeath) {
   std::size_t heard = 99;
   boost::asio::co_spawn(
       context_,
-      [this, &heard](UniqueFd user) -> async::Task<void> {
+      [](KeeperLinkTest& test, UniqueFd user, std::size_t& count) -> async::Task<void> {
         KeeperLink::Order order;
         order.name = "a";
         order.blocks.push_back(block_of("x"));
         order.user = std::move(user);
-        auto keeping = link_->keep(std::move(order));
+        auto keeping = test.link_->keep(std::move(order));
         (void)co_await std::move(keeping);
-        heard = gone_.size();
-      }(std::move(dead)),
+        count = test.gone_.size();
+      }(*this, std::move(dead), heard),
       boost::asio::detached);
   ASSERT_TRUE(until([&] { return !gone_.empty(); }));
   EXPECT_EQ(heard, 0u);
@@ -221,11 +221,11 @@ TEST_F(KeeperLinkTest, TheEndOfTheAgentEndsACallThatWaits) {
   std::optional<ErrorCode> failed;
   boost::asio::co_spawn(
       context_,
-      [this, &failed]() -> async::Task<void> {
-        auto listing = link_->list();
+      [](KeeperLink& link, std::optional<ErrorCode>& error) -> async::Task<void> {
+        auto listing = link.list();
         const auto listed = co_await std::move(listing);
-        failed = listed.error().code();
-      }(),
+        error = listed.error().code();
+      }(*link_, failed),
       boost::asio::detached);
   ASSERT_TRUE(until([] { return true; }));
   EXPECT_EQ(failed, std::nullopt);
