@@ -234,6 +234,7 @@ Task<Result<AgentPulls::Outcome>> AgentPulls::run_alone(PullRequest request, OnP
                                                         PullWatch watch) {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   pull::PullTimes times;
+  if (request.silence.count() > 0) times.silence = request.silence;
   if (parts_.link.configured() && request.from.empty()) {
     // One budget for reaching the coordinator and for its answer.
     const TimePoint began = steady_now();

@@ -86,6 +86,7 @@ proto::LocalPullRequest to_proto(const PullRequest& request) {
   out.set_latest(!request.ref.version.has_value());
   out.set_version(request.ref.version.value_or(0));
   if (!request.root.is_nil()) *out.mutable_root() = rpc::to_proto(request.root);
+  out.set_silence_ms(static_cast<std::uint64_t>(request.silence.count()));
   if (!request.fallback.empty()) {
     out.set_fallback_dir(std::filesystem::absolute(request.fallback).string());
   }
@@ -99,6 +100,8 @@ Result<PullRequest> from_proto(const proto::LocalPullRequest& request) {
   out.ref.model = request.model();
   if (!request.latest()) out.ref.version = request.version();
   out.fallback = request.fallback_dir();
+  constexpr std::uint64_t kLongest = std::uint64_t{30} * 24 * 3600 * 1000;
+  out.silence = std::chrono::milliseconds(std::min(request.silence_ms(), kLongest));
   if (request.has_root()) {
     out.root = rpc::from_proto(request.root());
     if (out.root.is_nil()) return fail(ErrorCode::kInvalid, "pull: the root is no digest");

@@ -40,6 +40,8 @@ struct PullRequest {
   std::filesystem::path to;          // "" = into the store; else a complete checkpoint directory
   std::filesystem::path fallback;    // rung 4: a directory of safetensors files
   std::vector<NamedBox> boxes = {};  // names boxes instead of a shard
+  // As PullTimes::silence. 0: the default.
+  std::chrono::milliseconds silence = {};
   // Older versions may go where the budget is too small.
   bool make_room = true;
   // Completes exactly this copy of the own store. Replaces the shard, the tensors and the boxes.

@@ -97,7 +97,8 @@ TEST_F(RdmaSystem, Row7APullerThatIsKilledLeavesNothingBehindAtTheSource) {
 TEST_F(RdmaSystem, Row4RestartedSourceIsAStrangerAndItsKeysAreNotReused) {
   start_source("a", kOneSlowly);
   const std::string address = fleet_.agent("a").control;
-  auto pull = start_pull("verbs");
+  // In the emulated machine the agent may take longer to start than a pull waits by default.
+  auto pull = start_pull("verbs", {"--source-timeout", "50s"});
   ASSERT_TRUE(wait_for_bytes(*pull)) << pull->err();
   fleet_.agent("a").process->kill();
   std::vector<std::string> options = kOneSlowly;

@@ -16,7 +16,7 @@ namespace {
 
 struct PullArgs {
   std::string ref;
-  std::string to, shard, spec, tensors, transport, fallback, root, otlp;
+  std::string to, shard, spec, tensors, transport, fallback, root, otlp, source_timeout;
   std::vector<std::string> from;
   bool dry_run = false;
   transport::verbs::FabricOptions fabric;
@@ -54,6 +54,12 @@ Result<agent::PullRequest> to_request(PullArgs args) {
   for (const std::string& address : args.from) TRY_VOID(check_address("--from", address));
   request.from = args.from;
   request.transport = args.transport;
+  if (!args.source_timeout.empty()) {
+    TRY(request.silence, parse_duration("--source-timeout", args.source_timeout));
+    if (request.silence.count() == 0) {
+      return fail(ErrorCode::kInvalid, "--source-timeout 0: no source could ever send a byte");
+    }
+  }
   if (!args.to.empty()) request.to = std::filesystem::absolute(args.to);
   if (!args.fallback.empty()) {
     std::error_code error;
@@ -199,6 +205,9 @@ void add_pull(Command& app, Session& session) {
   sub.option("--fallback", args->fallback,
              "Directory of safetensors files to read when no source is left")
       .type_name("DIR");
+  sub.option("--source-timeout", args->source_timeout,
+             "How long to look for sources while none of them sends a byte [4s]")
+      .type_name("TIME");
   add_fabric_options(sub, args->fabric);
   add_otlp_option(sub, args->otlp);
   sub.flag("-n,--dry-run", args->dry_run, "Show the plan, transfer nothing");
