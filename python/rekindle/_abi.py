@@ -43,7 +43,8 @@ class AttachOptions(ctypes.Structure):
                 ("instance", c_char_p), ("generation", c_uint64), ("rank", c_uint32),
                 ("world", c_uint32), ("fallback_dir", c_char_p), ("timeout_ms", c_int64),
                 ("device", c_char_p), ("stream", c_void_p), ("bucket_bytes", c_uint64),
-                ("group", c_char_p), ("staged", c_uint32), ("traceparent", c_char_p)]
+                ("group", c_char_p), ("staged", c_uint32), ("traceparent", c_char_p),
+                ("resident_key", c_char_p)]
 
 
 class SessionInfo(ctypes.Structure):
@@ -161,6 +162,13 @@ _PROTOTYPES = {
     "rk_loaded": (c_int32, _HANDLE, _ERROR),
     "rk_wait_commit": (c_int32, _HANDLE, c_int64, _ERROR),
     "rk_wait_update": (c_int32, _HANDLE, c_int64, POINTER(c_uint64), _ERROR),
+    "rk_block_allocate": (c_int32, _HANDLE, c_uint64, _OUT_HANDLE, _ERROR),
+    "rk_block_memory": (c_int32, _HANDLE, _OUT_HANDLE, POINTER(c_uint64), _ERROR),
+    "rk_block_free": (None, _HANDLE),
+    "rk_resident": (c_int32, _HANDLE, _OUT_HANDLE, POINTER(c_uint64), _COUNT, _ERROR),
+    "rk_resident_open": (c_int32, _HANDLE, _OUT_HANDLE, c_size_t, _ERROR),
+    "rk_resident_seal": (c_int32, _HANDLE, c_char_p, c_char_p, c_uint64, _OUT_HANDLE, c_size_t,
+                         c_int64, _ERROR),
     "rk_detach": (None, _HANDLE),
     "rk_publish_begin": (c_int32, _HANDLE, c_char_p, POINTER(TensorSpec), c_size_t, _OUT_HANDLE,
                          _ERROR),

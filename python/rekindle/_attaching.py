@@ -34,6 +34,7 @@ class Request(NamedTuple):
     device: Device | None = None
     bucket_bytes: int = 0
     staged: bool = False
+    resident_key: str | None = None
 
 
 def model_version(model: str, version: str | int | None = "latest") -> str:
@@ -135,6 +136,6 @@ def attach_native(native: Native, request: Request, timeout: float | None) -> No
         fallback_dir=text(request.fallback_dir), group=text(request.group),
         device=text(device.name) if device else None, stream=device.stream if device else None,
         bucket_bytes=request.bucket_bytes, staged=request.staged,
-        traceparent=text(os.environ.get("TRACEPARENT")),
+        traceparent=text(os.environ.get("TRACEPARENT")), resident_key=text(request.resident_key),
         timeout_ms=max(1, milliseconds(timeout, milliseconds(ATTACH_PATIENCE_S))))
     native.open("rk_attach", "rk_detach", ctypes.byref(options))

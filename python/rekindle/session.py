@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,8 +28,8 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
            rank: int | None = None, world: int | None = None, group: str | None = None,
            device: DeviceLike = None, stream: "torch.cuda.Stream | int | None" = None,
            bucket_bytes: int = 0, fallback_dir: str | os.PathLike[str] | None = None,
-           staged: bool = False, agent: str | os.PathLike[str] | None = None,
-           timeout: float | None = 10.0) -> "Session":
+           staged: bool = False, resident_key: str | None = None,
+           agent: str | os.PathLike[str] | None = None, timeout: float | None = 10.0) -> "Session":
     """Attaches this process to a model's weights on the agent of this host.
 
     `model`: "qwen3", with `version` 41 or "latest"; None: `$REKINDLE_MODEL` and `$REKINDLE_SHARD`.
@@ -41,7 +41,8 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
     `stream`: the stream whose work reads the buckets; None: torch's current one. `bucket_bytes`: 0:
     the agent chooses. `fallback_dir`: safetensors files for the case that no live host holds the
     version. `staged`: the session has no rank of the instance before `begin_switch`, so that the
-    instance stays ready with the version that it serves.
+    instance stays ready with the version that it serves. `resident_key`: takes the resident copy
+    with this key and nothing else; NotFoundError or UnavailableError says why there is none.
     `agent`: the agent's store directory. `timeout`: seconds until the version and its sources are
     known; None: without end. Missing arguments come from the environment that `rekindle run` sets.
 
@@ -59,7 +60,7 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
         _attaching.model_version(model, version), text, boxes, _attaching.spec_json(spec),
         instance if instance is not None else _attaching.environment("INSTANCE"),
         _attaching.number(generation, "GENERATION", 0), _attaching.number(rank, "RANK", 0), world,
-        group, fallback_dir, resolve(device, stream), bucket_bytes, staged)
+        group, fallback_dir, resolve(device, stream), bucket_bytes, staged, resident_key)
     store = agent if agent is not None else _attaching.environment("STORE")
     return Session(request, store, timeout)
 
@@ -81,6 +82,7 @@ class Session:
         self._listing: Listing | None = None
         self._files: dict[str, bytes] | None = None
         self._begun = False
+        self._committed: list[Callable[[], None]] = []
         # These do not wait for the list of the tensors, so that a load begins to copy before.
         self._model, self._version = self._named()
 
@@ -118,7 +120,7 @@ class Session:
 
     @property
     def rung(self) -> str:
-        """"local", "adopted", "peers" or "fallback": the lowest source so far."""
+        """"resident", "local", "adopted", "peers" or "fallback": the lowest source so far."""
         return self._info().rung
 
     @property
@@ -314,6 +316,12 @@ class Session:
         to wait for that rank's next start."""
         self.loaded()
         wait_until(timeout, lambda ms: self._native.call("rk_wait_commit", ms))
+        while self._committed:
+            self._committed.pop(0)()
+
+    def after_commit(self, call: Callable[[], None]) -> None:
+        """Calls `call` once, after the next commit() of this session."""
+        self._committed.append(call)
 
     def wait_for_update(self, timeout: float | None = None) -> int | None:
         """Waits until the model has a newer version, or an update of the group has begun. Returns

@@ -269,6 +269,18 @@ Result<void> Daemon::listen_control() {
                                    });
   }
   serve_local_commands(*local_server_, *core_);
+  rpc::handle<proto::LOCAL_RELEASE>(
+      *local_server_,
+      [this](rpc::Peer, proto::LocalReleaseRequest request,
+             rpc::Events) -> Task<Result<proto::LocalReleaseResponse>> {
+        proto::LocalReleaseResponse response;
+        if (workers_ == nullptr) co_return response;
+        const std::optional<std::uint64_t> version =
+            request.version() > 0 ? std::optional(request.version()) : std::nullopt;
+        response.set_released(workers_->residents().release(request.model(), version,
+                                                            request.device(), "was released"));
+        co_return response;
+      });
   peers_->install(*server_);
   core_->joint().install(*server_);
   install_status();
@@ -293,6 +305,7 @@ Result<void> Daemon::start_workers() {
   service.directory = agent_socket(options_.store_directory).parent_path();
   service.incarnation = core_->identity().incarnation;
   service.session_times.load = options_.load_timeout;
+  service.resident_time_to_live = options_.resident_time_to_live;
   service.allowed_uids = options_.allowed_uids;
   service.verify_uploads = options_.gpu.verify_uploads;
   service.metrics = metrics_.get();

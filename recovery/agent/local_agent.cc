@@ -256,6 +256,11 @@ class EmbeddedAgent final : public LocalAgent {
         [&](const OnProgress&) { return core_->health().verify(id); }, {});
   }
 
+  Result<std::uint64_t> release(const std::optional<ModelRef>&, const std::string&) override {
+    return fail(ErrorCode::kUnavailable,
+                "no agent runs on this host, so there are no resident copies to release");
+  }
+
  private:
   Result<void> ensure(const std::filesystem::path& store) {
     if (core_ != nullptr && open_store_ == store) return {};
@@ -353,6 +358,15 @@ class ConnectedAgent final : public LocalAgent {
     *request.mutable_id() = rpc::to_proto(id);
     TRY(const auto response, call<proto::LOCAL_VERIFY>(std::move(request), kTransferDeadline));
     return std::vector(response.copies().begin(), response.copies().end());
+  }
+  Result<std::uint64_t> release(const std::optional<ModelRef>& what,
+                                const std::string& device) override {
+    proto::LocalReleaseRequest request;
+    if (what) request.set_model(what->model);
+    if (what) request.set_version(what->version.value_or(0));
+    request.set_device(device);
+    TRY(const auto response, call<proto::LOCAL_RELEASE>(std::move(request), kShortDeadline));
+    return response.released();
   }
 
  private:

@@ -70,6 +70,10 @@ class LocalAgent {
   virtual Result<std::uint64_t> retire(const ModelVersion& id) = 0;
   // Reads all copies of the version on this host again, and mends them. Returns their states.
   virtual Result<std::vector<proto::CopyStatus>> verify(const ModelVersion& id) = 0;
+  // Gives resident copies back: of a model or one of its versions (nullopt: all), on one device
+  // ("": all). Returns their number. kUnavailable: no agent runs here.
+  virtual Result<std::uint64_t> release(const std::optional<ModelRef>& what,
+                                        const std::string& device) = 0;
 };
 
 // Connects to the agent that owns `store_directory`. When there is none, embeds one. A pull `to` a

@@ -175,6 +175,14 @@ void WorkerHost::spread_device(const device::SpreadOrder& order) {
   if (devices_ != nullptr) devices_->spread(order);
 }
 
+void WorkerHost::check_blocks(const std::string& device, std::vector<bucket::BlockFile> blocks,
+                              std::function<void(Result<std::vector<Digest>>)> on_checked) {
+  if (devices_ == nullptr) {
+    return worker::Host::check_blocks(device, std::move(blocks), std::move(on_checked));
+  }
+  devices_->check_blocks(device, std::move(blocks), std::move(on_checked));
+}
+
 void WorkerHost::stop_spread(std::uint64_t session, const std::string& why) {
   if (devices_ != nullptr) devices_->stop_spread(session, why);
 }
@@ -272,6 +280,13 @@ Task<Result<ModelVersion>> WorkerHost::newest(std::string model) {
 Result<void> WorkerHost::may_attach(const ModelVersion& id) const {
   if (!core_.served().draining().contains(id)) return {};
   return fail(ErrorCode::kStale, "it is being retired in the fleet; attach to another version");
+}
+
+std::optional<Digest> WorkerHost::root_here(const ModelVersion& id) const {
+  for (const Served* served : core_.served().find(id)) {
+    if (served->complete()) return served->checkpoint().root;
+  }
+  return std::nullopt;
 }
 
 Task<Result<std::shared_ptr<const store::StoredVersion>>> WorkerHost::pull(

@@ -27,6 +27,7 @@ class WorkerHost final : public worker::Host, private Holder {
   async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) override;
   async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override;
+  std::optional<Digest> root_here(const ModelVersion& id) const override;
   joint::JointPublications* joint() override { return &core_.joint(); }
   worker::CopyVerifier& verifier() override { return core_.health().verifier(); }
   bool has_fleet() const override { return core_.link().configured(); }
@@ -38,6 +39,8 @@ class WorkerHost final : public worker::Host, private Holder {
   void stop_spread(std::uint64_t session, const std::string& why) override;
   void make_meeting_id(std::uint64_t number) override;
   std::string device_life() const override;
+  void check_blocks(const std::string& device, std::vector<bucket::BlockFile> blocks,
+                    std::function<void(Result<std::vector<Digest>>)> on_checked) override;
   Result<std::vector<std::string>> homes_near(const std::string& device) override;
   Result<transport::DeviceLanding> land_in_device(int fd, std::uint64_t bytes,
                                                   std::vector<std::string> homes) override;

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "proto/coordinator.pb.h"
 #include "recovery/device/device_order.h"
@@ -13,6 +16,7 @@
 #include "recovery/worker/copy_verifier.h"
 #include "recovery/worker/core/fleet_report.h"
 #include "src/base/worker_pool.h"
+#include "src/bucket/block_digests.h"
 #include "src/bucket/contents.h"
 #include "src/store/segment_store.h"
 #include "transport/path.h"
@@ -39,6 +43,8 @@ class CopyHost {
   virtual async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) = 0;
   virtual async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) = 0;
+  // The root of a version of which a complete copy is here. nullopt: there is none.
+  virtual std::optional<Digest> root_here(const ModelVersion& /*id*/) const { return std::nullopt; }
   // nullptr: this host takes no part in joint publications.
   virtual joint::JointPublications* joint() { return nullptr; }
   // Asked before each use of a copy in the store.
@@ -93,6 +99,12 @@ class DeviceHost {
   virtual void stop_spread(std::uint64_t /*session*/, const std::string& /*why*/) {}
   virtual void make_meeting_id(std::uint64_t /*number*/) {}
   virtual std::string device_life() const { return {}; }
+
+  // As DeviceLink::check_blocks().
+  virtual void check_blocks(const std::string& device, std::vector<bucket::BlockFile> /*blocks*/,
+                            std::function<void(Result<std::vector<Digest>>)> on_checked) {
+    on_checked(fail(ErrorCode::kNotFound, "this agent has no {}", device));
+  }
 
   // --- direct reads, docs/internals/devices.md
 

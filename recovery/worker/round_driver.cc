@@ -58,6 +58,12 @@ void RoundDriver::hand_over(SessionId session, const VersionFeed::View& view,
   changed();
 }
 
+void RoundDriver::have_all(SessionId session, const ModelVersion& id) {
+  rounds_.choose(session, id);
+  (void)rounds_.enters(session);
+  changed();
+}
+
 void RoundDriver::commit(SessionId session) {
   rounds_.commit(session);
   changed();

@@ -48,6 +48,8 @@ class RoundDriver final : private RoundEffects {
   // `alone`: why it gets no buckets of a round.
   void hand_over(SessionId session, const VersionFeed::View& view,
                  std::optional<std::string> alone);
+  // The session has all bytes of `id` from elsewhere, and takes part in no round.
+  void have_all(SessionId session, const ModelVersion& id);
   void commit(SessionId session);
   void report_phases(SessionId session, const rpc::PhaseTimes& phases);
   void fail(SessionId session, const std::string& why);

@@ -9,6 +9,7 @@
 
 #include <boost/asio/this_coro.hpp>
 
+#include "recovery/worker/residents.h"
 #include "src/async/task.h"
 #include "src/base/log.h"
 #include "src/ipc/frame.h"
@@ -29,6 +30,7 @@ void ReadCopy::commit(std::shared_ptr<const store::StoredVersion> stored) {
 
 WorkerSession::CopyKnown ReadCopy::known() const {
   using Known = WorkerSession::CopyKnown;
+  if (resident_) return Known::kUnchanged;
   if (stored_ == nullptr) return Known::kArriving;
   auto& verification = *stored_->verification;
   const auto record = verification.record();
@@ -105,14 +107,43 @@ async::Task<void> SessionServing::serve(SessionPtr session) {
     served = fail(std::move(id).error());
   } else if (served) {
     session->order.wanted.id = *id;
-    const auto feed =
-        parts_.feeds.get(session->order.wanted, session->order.device, session->trace.span);
-    session->trace.pull = feed->trace().trace;
-    if (!session->state.ended()) parts_.rounds.choose(session->id(), *id, feed);
-    if (!session->state.ended()) choose_direct(*session, *feed);
-    served = co_await follow(session, feed);
+    auto serving = find_bytes(session, *id);
+    served = co_await std::move(serving);
   }
   if (!served && !session->state.ended()) effects_.serving_failed(session, served.error());
+}
+
+async::Task<Result<void>> SessionServing::find_bytes(SessionPtr session, ModelVersion id) {
+  if (!session->order.resident_key.empty()) {
+    auto taking = parts_.residents.take(session, id);
+    CO_TRY(auto taken, co_await std::move(taking));
+    co_return hand_over_resident(session, std::move(taken.record), std::move(taken.blocks));
+  }
+  const auto feed =
+      parts_.feeds.get(session->order.wanted, session->order.device, session->trace.span);
+  session->trace.pull = feed->trace().trace;
+  if (!session->state.ended()) parts_.rounds.choose(session->id(), id, feed);
+  if (!session->state.ended()) choose_direct(*session, *feed);
+  auto following = follow(session, feed);
+  co_return co_await std::move(following);
+}
+
+// The worker has every byte with this answer.
+Result<void> SessionServing::hand_over_resident(const SessionPtr& session,
+                                                proto::ResidentRecord record,
+                                                std::vector<UniqueFd> blocks) {
+  WorkerSession::Offer offer;
+  offer.id = session->wanted();
+  offer.rung = Rung::kResident;
+  TRY_VOID(session->state.serve(steady_now(), std::move(offer)));
+  session->copy.hand_over_resident();
+  parts_.rounds.have_all(session->id(), session->wanted());
+  session->client->send(
+      resident_frame(std::exchange(session->attach_call, 0), session->id(), std::move(record)),
+      std::move(blocks));
+  announce(session, session->state.complete(steady_now()));
+  note_phase(parts_.events, *session);
+  return {};
 }
 
 // Before the feed looks for its bytes. If they are here, nothing is read.

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "proto/resident.pb.h"
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/core/worker_session.h"
 #include "recovery/worker/direct_driver.h"
@@ -28,12 +29,15 @@ class ReadCopy {
   // The copy was committed while the worker read it. Its files are those recorded at the commit;
   // without a record the copy never counts as unchanged.
   void commit(std::shared_ptr<const store::StoredVersion> stored);
+  // The worker got a resident copy, all of which was checked.
+  void hand_over_resident() { resident_ = true; }
   WorkerSession::CopyKnown known() const;
   const std::shared_ptr<const store::StoredVersion>& stored() const { return stored_; }
 
  private:
   std::shared_ptr<const store::StoredVersion> stored_;  // null: the copy is still arriving
   store::Verification::Stamps files_;
+  bool resident_ = false;
 };
 
 // One session with everything that carries it out. WorkerSession has its rules.
@@ -68,6 +72,11 @@ struct Session {
   // Files that the worker may have mapped as long as it has not detached.
   VersionFeed::Files lent;
   std::optional<LoadedCall> loaded_call;
+  // The name of the worker's copy in Residents; "": none.
+  std::string resident;
+  std::optional<TimePoint> committed;
+  // Of the rank's predecessor.
+  std::optional<LocalInstances::Entry::Detection> death;
   WorkerLife worker = WorkerLife::kConnected;
   AttachTrace trace;
 };
@@ -88,6 +97,7 @@ class ServingEffects {
 
 // Serves one session after its attach: finds the version, hands over the files, and announces tiles
 // as they verify. Control thread only.
+class Residents;
 class SessionServing {
  public:
   struct Parts {  // all outlive this
@@ -98,6 +108,7 @@ class SessionServing {
     FleetReporter& fleet;
     RoundDriver& rounds;
     DirectDriver& direct;
+    Residents& residents;
     EventLog& events;
   };
   // `verify_uploads`: the device process compares what it uploads with the version's digests.
@@ -115,7 +126,10 @@ class SessionServing {
   async::Task<Result<ModelVersion>> choose_version(SessionPtr session);
   async::Task<Result<ModelVersion>> newest_for(SessionPtr session);
   async::Task<Result<void>> follow(SessionPtr session, std::shared_ptr<VersionFeed> feed);
+  async::Task<Result<void>> find_bytes(SessionPtr session, ModelVersion id);
   Result<void> hand_over(Session& session, VersionFeed& feed);
+  Result<void> hand_over_resident(const SessionPtr& session, proto::ResidentRecord record,
+                                  std::vector<UniqueFd> blocks);
   void choose_direct(Session& session, VersionFeed& feed);
   // How the device process gets the bytes of a session.
   enum class DeviceWay { kUpload, kRound, kDirect };

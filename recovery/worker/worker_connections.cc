@@ -90,7 +90,7 @@ void WorkerConnections::accept(rpc::Socket socket) {
                   clients_.size());
     }
   }
-  auto channel = ipc::Channel::adopt(std::move(fd), 0);
+  auto channel = ipc::Channel::adopt(std::move(fd), kMostResidentBlocks);
   if (!peer || !channel) {
     const Error why = !peer ? peer.error() : channel.error();
     log::warn("worker.refused", "error", why.message());
@@ -111,8 +111,8 @@ async::Task<void> WorkerConnections::serve(ClientPtr client) {
   co_await asio::this_coro::throw_if_cancelled(false);
   // This coroutine keeps the client for as long as the callback may run.
   const Error why = co_await client->run(
-      [this, raw = client.get()](proto::WorkerFrame frame, std::vector<UniqueFd>) {
-        on_frame(raw->shared_from_this(), frame);
+      [this, raw = client.get()](proto::WorkerFrame frame, std::vector<UniqueFd> descriptors) {
+        on_frame(raw->shared_from_this(), std::move(frame), std::move(descriptors));
       });
   drop(client, {why});
 }
@@ -149,7 +149,8 @@ void WorkerConnections::excuse(Duration pause) {
   for (const auto& [id, client] : clients_) client->excuse(pause);
 }
 
-void WorkerConnections::on_frame(const ClientPtr& client, const proto::WorkerFrame& frame) {
+void WorkerConnections::on_frame(const ClientPtr& client, proto::WorkerFrame frame,
+                                 std::vector<UniqueFd> descriptors) {
   if (clients_.count(client->id()) == 0) return;
   if (frame.kind_case() == proto::WorkerFrame::kHello) {
     if (auto greeted = greet(client, frame); !greeted) {
@@ -163,7 +164,7 @@ void WorkerConnections::on_frame(const ClientPtr& client, const proto::WorkerFra
     client->send(error_frame(frame.call(), 0, Error(ErrorCode::kInvalid, "say hello first")));
     return client->close(Error(ErrorCode::kInvalid, "did not say hello"));
   }
-  events_.on_call(client, frame);
+  events_.on_call(client, std::move(frame), std::move(descriptors));
 }
 
 namespace {
@@ -202,6 +203,7 @@ Result<void> WorkerConnections::greet(const ClientPtr& client, const proto::Work
   greeting.set_client(client->id());
   greeting.set_ping_interval_ms(static_cast<std::uint32_t>(options_.ping_interval.count()));
   greeting.set_silence_ms(static_cast<std::uint32_t>(options_.silence.count()));
+  greeting.set_keeps_residents(options_.keeps_residents);
   client->send(answer, std::move(descriptors));
   return {};
 }
@@ -221,6 +223,7 @@ Client::Client(const boost::asio::any_io_executor& executor, ClientId id, ipc::C
     : id_(id),
       peer_(std::move(peer)),
       pid_(static_cast<std::uint32_t>(peer_.pid)),
+      uid_(peer_.uid),
       pidfd_(peer_.pidfd ? ::fcntl(peer_.pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1),
       socket_(std::make_shared<ipc::FramedSocket>(executor, std::move(channel),
                                                   client_socket_options())) {}
@@ -232,6 +235,16 @@ Result<void> Client::kill() const {
   }
   if (::syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0) == 0) return {};
   return fail_errno(errno, fmt::format("kill process {}", pid_));
+}
+
+Result<UniqueFd> Client::pidfd() const {
+  UniqueFd copy(pidfd_ ? ::fcntl(pidfd_.get(), F_DUPFD_CLOEXEC, 0) : -1);
+  if (copy) return copy;
+  return fail(
+      ErrorCode::kUnavailable,
+      "there is no pidfd of process {}, so its death would not be seen: the kernel is older "
+      "than 6.5, or the process is in another PID namespace",
+      pid_);
 }
 
 async::Task<Error> Client::run(OnFrame on_frame) {

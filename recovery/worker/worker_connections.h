@@ -27,6 +27,8 @@
 namespace rekindle::worker {
 
 using ClientId = std::uint64_t;
+// The descriptors of one message of a worker.
+inline constexpr std::size_t kMostResidentBlocks = 64;
 
 // One worker's connection. It never waits for the worker: one that does not read is cut off. Always
 // in a shared_ptr; control thread only.
@@ -50,11 +52,15 @@ class Client : public std::enable_shared_from_this<Client> {
 
   ClientId id() const { return id_; }
   std::uint32_t pid() const { return pid_; }
+  uid_t uid() const { return uid_; }
   ipc::Peer& peer() { return peer_; }
   bool closed() const { return socket_->closed(); }
 
   // SIGKILL, to exactly that process. kUnavailable: this kernel has no pidfds.
   Result<void> kill() const;
+  // A further pidfd of the worker. kUnavailable: this kernel has none, or the worker is in another
+  // PID namespace.
+  Result<UniqueFd> pidfd() const;
 
   // The worker's hello was accepted.
   bool greeted = false;
@@ -65,6 +71,7 @@ class Client : public std::enable_shared_from_this<Client> {
   const ClientId id_;
   ipc::Peer peer_;
   const std::uint32_t pid_;
+  const uid_t uid_;
   // The watch of the worker's life takes the one of `peer_`.
   const UniqueFd pidfd_;
   const std::shared_ptr<ipc::FramedSocket> socket_;
@@ -85,7 +92,8 @@ class ConnectionEvents {
   // A worker has connected: check() has to be called from now on.
   virtual void on_arrival() = 0;
   // A call of a worker that has said hello.
-  virtual void on_call(const ClientPtr& client, const proto::WorkerFrame& frame) = 0;
+  virtual void on_call(const ClientPtr& client, proto::WorkerFrame frame,
+                       std::vector<UniqueFd> descriptors) = 0;
   virtual void on_departure(const ClientPtr& client, const Departure& departure) = 0;
 };
 
@@ -93,6 +101,7 @@ struct ConnectionOptions {
   std::filesystem::path directory;  // where worker.sock is made
   Incarnation incarnation;
   std::vector<uid_t> allowed_uids;  // beside our own; they may then pass through `directory`
+  bool keeps_residents = false;
   std::chrono::milliseconds ping_interval{1000};
   std::chrono::milliseconds silence{10'000};
 };
@@ -124,7 +133,8 @@ class WorkerConnections {
   Result<void> start();
   void accept(rpc::Socket socket);
   async::Task<void> serve(ClientPtr client);
-  void on_frame(const ClientPtr& client, const proto::WorkerFrame& frame);
+  void on_frame(const ClientPtr& client, proto::WorkerFrame frame,
+                std::vector<UniqueFd> descriptors);
   Result<void> greet(const ClientPtr& client, const proto::WorkerFrame& frame);
   void on_death(const ipc::Death& death);
   void drop(const ClientPtr& client, const Departure& departure);

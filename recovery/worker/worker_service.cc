@@ -31,13 +31,16 @@ Result<std::unique_ptr<WorkerService>> WorkerService::start(Host& host,
   std::unique_ptr<WorkerService> service(
       new WorkerService(host, std::move(executor), std::move(options), std::move(files)));
   const ServiceOptions& own = service->options_;
-  TRY(service->connections_, WorkerConnections::listen(service->executor_,
-                                                       {.directory = own.directory,
-                                                        .incarnation = own.incarnation,
-                                                        .allowed_uids = own.allowed_uids,
-                                                        .ping_interval = own.ping_interval,
-                                                        .silence = own.silence},
-                                                       *service, service->tasks_));
+  TRY(service->connections_,
+      WorkerConnections::listen(service->executor_,
+                                {.directory = own.directory,
+                                 .incarnation = own.incarnation,
+                                 .allowed_uids = own.allowed_uids,
+                                 .keeps_residents = service->residents_.enabled(),
+                                 .ping_interval = own.ping_interval,
+                                 .silence = own.silence},
+                                *service, service->tasks_));
+  service->residents_.recover();
   return service;
 }
 
@@ -49,6 +52,9 @@ WorkerService::WorkerService(Host& host, asio::any_io_executor executor, Service
       events_(executor_),
       instances_(std::move(files), events_),
       feeds_(host, executor_),
+      residents_(host, host, events_, tasks_, executor_,
+                 {.keeper = {.directory = options_.directory},
+                  .time_to_live = options_.resident_time_to_live}),
       sessions_({.copies = host,
                  .devices = host,
                  .instances = instances_,
@@ -56,6 +62,7 @@ WorkerService::WorkerService(Host& host, asio::any_io_executor executor, Service
                  .fleet = fleet_,
                  .rounds = rounds_,
                  .direct = direct_,
+                 .residents = residents_,
                  .events = events_},
                 watch_, tasks_, executor_,
                 {.times = options_.session_times,
@@ -78,6 +85,7 @@ async::Task<void> WorkerService::close(std::chrono::milliseconds deadline) {
   connections_->close();
   events_.close();
   co_await feeds_.close(deadline);
+  co_await residents_.close(deadline);
   (void)co_await tasks_.close(deadline);
 }
 
@@ -85,13 +93,17 @@ void WorkerService::on_arrival() {
   if (!std::exchange(checking_, true)) tasks_.spawn("worker.deadlines", check_deadlines());
 }
 
-void WorkerService::on_call(const ClientPtr& client, const proto::WorkerFrame& frame) {
-  if (auto begun = route(client, frame); !begun) {
-    client->send(error_frame(frame.call(), frame.session(), begun.error()));
+void WorkerService::on_call(const ClientPtr& client, proto::WorkerFrame frame,
+                            std::vector<UniqueFd> descriptors) {
+  const std::uint64_t call = frame.call();
+  const std::uint64_t session = frame.session();
+  if (auto begun = route(client, frame, descriptors); !begun) {
+    client->send(error_frame(call, session, begun.error()));
   }
 }
 
-Result<void> WorkerService::route(const ClientPtr& client, const proto::WorkerFrame& frame) {
+Result<void> WorkerService::route(const ClientPtr& client, proto::WorkerFrame& frame,
+                                  std::vector<UniqueFd>& descriptors) {
   if (frame.call() == 0) return fail(ErrorCode::kInvalid, "a call has a number above 0");
   switch (frame.kind_case()) {
     case proto::WorkerFrame::kPing:
@@ -107,6 +119,8 @@ Result<void> WorkerService::route(const ClientPtr& client, const proto::WorkerFr
       TRY_VOID(sessions_.report_phases(client, frame));
       if (metrics_ != nullptr) metrics_->count(frame.phases().phases());
       return {};
+    case proto::WorkerFrame::kSealResident:
+      return sessions_.seal_resident(client, std::move(frame), std::move(descriptors));
     case proto::WorkerFrame::kDetach:
       return sessions_.detach(client, frame);
     case proto::WorkerFrame::kWatch:

@@ -20,6 +20,7 @@
 #include "recovery/worker/fleet_reporter.h"
 #include "recovery/worker/local_instances.h"
 #include "recovery/worker/publication_desk.h"
+#include "recovery/worker/residents.h"
 #include "recovery/worker/round_driver.h"
 #include "recovery/worker/version_feed.h"
 #include "recovery/worker/version_watch.h"
@@ -62,6 +63,8 @@ struct ServiceOptions {
   std::chrono::milliseconds hear_ranks{5000};         // a new coordinator, of all ranks
   std::chrono::milliseconds forget_after{3'600'000};  // unfit instances without a rank
   bool verify_uploads = false;                        // on the device, by the device process
+  // Of a resident copy without a worker. 0: this agent keeps none.
+  std::chrono::milliseconds resident_time_to_live{};
   // Outlives the service. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
   // Outlives the service. nullptr: recoveries leave no spans.
@@ -84,7 +87,11 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   }
 
   const ReadyBoard& board() const { return instances_.board(); }
-  void add_status(proto::AgentStatusResponse& status) const { sessions_.add_status(status); }
+  void add_status(proto::AgentStatusResponse& status) const {
+    sessions_.add_status(status);
+    residents_.add_status(status);
+  }
+  Residents& residents() { return residents_; }
   // WorkerSessions::kill().
   Result<std::uint32_t> kill(const std::string& instance, std::uint32_t rank, bool dry_run) const {
     return sessions_.kill(instance, rank, dry_run);
@@ -121,9 +128,11 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   WorkerService(Host& host, boost::asio::any_io_executor executor, ServiceOptions options,
                 ReadyFiles files);
   void on_arrival() override;
-  void on_call(const ClientPtr& client, const proto::WorkerFrame& frame) override;
+  void on_call(const ClientPtr& client, proto::WorkerFrame frame,
+               std::vector<UniqueFd> descriptors) override;
   void on_departure(const ClientPtr& client, const Departure& departure) override;
-  Result<void> route(const ClientPtr& client, const proto::WorkerFrame& frame);
+  Result<void> route(const ClientPtr& client, proto::WorkerFrame& frame,
+                     std::vector<UniqueFd>& descriptors);
   async::Task<void> check_deadlines();
 
   const boost::asio::any_io_executor executor_;
@@ -134,6 +143,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   EventLog events_;
   LocalInstances instances_;
   VersionFeeds feeds_;
+  Residents residents_;
   WorkerSessions sessions_;
   RoundDriver rounds_;
   DirectDriver direct_;

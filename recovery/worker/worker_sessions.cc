@@ -7,6 +7,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/rpc/update_phases.h"
+#include "recovery/worker/residents.h"
 #include "src/base/log.h"
 
 namespace rekindle::worker {
@@ -93,6 +94,10 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
   if (const auto death = entry->detections.extract(session->rank())) {
     session->state.phases().set(Phase::kDetect, death.mapped().took);
     session->trace.restart = steady_now() - death.mapped().seen;
+    session->death = death.mapped();
+  }
+  if (!session->order.staged) {
+    parts_.residents.before_write(*client, session->order.rank.model);
   }
   // The version that was asked for belonged to an older generation.
   if (!entry->state.version()) entry->fleet.ask_for(std::nullopt);
@@ -110,6 +115,7 @@ Result<void> WorkerSessions::begin_switch(const ClientPtr& client,
                                           const proto::WorkerFrame& frame) {
   TRY(const auto session, find(client, frame));
   if (session->order.staged) TRY_VOID(take_rank(session));
+  parts_.residents.before_write(*client, session->wanted().model);
   client->send(done_frame(frame.call(), frame.session()));
   return {};
 }
@@ -246,6 +252,23 @@ void WorkerSessions::refuse_loaded(Session& session, const Error& why) {
   if (call) session.client->send(error_frame(call->call, session.id(), why));
 }
 
+Result<void> WorkerSessions::seal_resident(const ClientPtr& client, proto::WorkerFrame frame,
+                                           std::vector<UniqueFd> blocks) {
+  TRY(const auto session, find(client, frame));
+  tasks_.spawn("worker.seal", seal(session, std::move(frame), std::move(blocks)));
+  return {};
+}
+
+async::Task<void> WorkerSessions::seal(SessionPtr session, proto::WorkerFrame frame,
+                                       std::vector<UniqueFd> blocks) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  auto sealing =
+      parts_.residents.seal(session, std::move(*frame.mutable_seal_resident()), std::move(blocks));
+  const auto sealed = co_await std::move(sealing);
+  session->client->send(sealed ? done_frame(frame.call(), session->id())
+                               : error_frame(frame.call(), session->id(), sealed.error()));
+}
+
 Result<void> WorkerSessions::detach(const ClientPtr& client, const proto::WorkerFrame& frame) {
   TRY(const auto session, find(client, frame));
   const SessionId id = session->id();
@@ -261,6 +284,7 @@ Result<void> WorkerSessions::detach(const ClientPtr& client, const proto::Worker
   parts_.rounds.detach(id);
   sessions_.erase(id);
   watch_.forget(id);
+  parts_.residents.session_ended(*session);
   note(parts_.events, *session, "detached");
   log::info("worker.detach", "session", id, "pid", client->pid());
   if (entry != nullptr) apply(*entry, change);
@@ -339,7 +363,31 @@ void WorkerSessions::excuse(Duration pause) {
 }
 
 void WorkerSessions::serving_failed(const SessionPtr& session, const Error& why) {
+  const bool unserved = session->state.state() == SessionState::kResolving;
+  if (unserved && !session->order.resident_key.empty()) {
+    // One code for all that a load from the host's copy gets round.
+    const bool absent = why.code() == ErrorCode::kNotFound || why.code() == ErrorCode::kStale;
+    return refuse_resident(session, absent ? why : Error(ErrorCode::kUnavailable, why.message()));
+  }
   fail_session(session, why);
+}
+
+// Its rank has not failed: the worker attaches again at once, and that attach goes on with the
+// recovery.
+void WorkerSessions::refuse_resident(const SessionPtr& session, const Error& why) {
+  auto* const entry = parts_.instances.find(session->instance);
+  Instance::Change change;
+  if (entry != nullptr) {
+    change = entry->state.left(session->id());
+    parts_.fleet.rank_detached(*entry, session->rank());
+    parts_.fleet.ranks_changed(*entry);
+    if (session->death) entry->detections[session->rank()] = *session->death;
+  }
+  log::info("worker.no_resident", "session", session->id(), "pid", session->client->pid(), "why",
+            why.message());
+  note(parts_.events, *session, "no_resident", why.message());
+  end(session, why);
+  if (entry != nullptr) apply(*entry, change);
 }
 
 void WorkerSessions::bytes_announced(const SessionPtr& session) { proceed_loaded(session); }
@@ -377,6 +425,7 @@ void WorkerSessions::apply(LocalInstances::Entry& entry, const Instance::Change&
     const auto session = find(id);
     if (session == nullptr) continue;
     session->state.commit(now);
+    session->committed = now;
     parts_.rounds.commit(id);
     note(parts_.events, *session, "committed");
     session->trace.span = {};
@@ -401,6 +450,7 @@ void WorkerSessions::end(const SessionPtr& session, const Error& why) {
   if (session->worker != Session::WorkerLife::kDead) {
     for (const auto& segment : session->lent) parts_.copies.store().never_reuse(*segment);
   }
+  parts_.residents.session_ended(*session);
   parts_.rounds.fail(id, why.message());
   refuse_loaded(*session, why);
   session->client->send(error_frame(session->attach_call, id, why));
@@ -411,6 +461,7 @@ void WorkerSessions::end(const SessionPtr& session, const Error& why) {
 
 async::Task<void> WorkerSessions::before_retire(ModelVersion id) {
   parts_.rounds.retired(id);
+  (void)parts_.residents.release(id.model, id.version, "", "its version is retired");
   const auto give_up = steady_now() + options_.retire_wait;
   while (readers_of(id) > 0 && steady_now() < give_up) {
     co_await serving_.changed().wait_until(give_up);

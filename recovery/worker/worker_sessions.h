@@ -40,6 +40,9 @@ class WorkerSessions final : public RankEffects,
   Result<void> begin_switch(const ClientPtr& client, const proto::WorkerFrame& frame);
   Result<void> report_phases(const ClientPtr& client, const proto::WorkerFrame& frame);
   Result<void> loaded(const ClientPtr& client, const proto::WorkerFrame& frame);
+  // Answered when the copy is kept, or not.
+  Result<void> seal_resident(const ClientPtr& client, proto::WorkerFrame frame,
+                             std::vector<UniqueFd> blocks);
   Result<void> detach(const ClientPtr& client, const proto::WorkerFrame& frame);
   // kStale: the client has no such session.
   Result<SessionPtr> find(const ClientPtr& client, const proto::WorkerFrame& frame) const;
@@ -75,6 +78,9 @@ class WorkerSessions final : public RankEffects,
   SessionPtr find(SessionId session) const;
   Result<void> take_rank(const SessionPtr& session);
   static HostRounds::Origin origin_of(const Session& session);
+  async::Task<void> seal(SessionPtr session, proto::WorkerFrame frame,
+                         std::vector<UniqueFd> blocks);
+  void refuse_resident(const SessionPtr& session, const Error& why);
   void proceed_loaded(const SessionPtr& session);
   async::Task<void> verify_loaded(SessionPtr session);
   void accept_loaded(Session& session);

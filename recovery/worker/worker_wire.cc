@@ -119,6 +119,7 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
   order.device = request.device();
   order.group = request.group();
   order.staged = request.staged();
+  order.resident_key = request.resident_key();
   order.trace = trace::Context::parse(request.traceparent()).value_or(order.trace);
   order.bucket_bytes = request.bucket_bytes();
   if (order.bucket_bytes > bucket::kLargestBucket) {
@@ -232,6 +233,26 @@ std::string attached_frame(const AttachedTo& own, std::string_view encoded_porti
   append_varint(out, kTag);
   append_varint(out, encoded_portion.size() + rest.size());
   return out.append(encoded_portion).append(rest);
+}
+
+// Layout and tensor set are empty ones: the description names the tensors.
+proto::AgentFrame resident_frame(std::uint64_t call, SessionId session,
+                                 proto::ResidentRecord record) {
+  const auto none = TensorSet::create({});
+  const auto layout = Layout::create(*none, {}, {});
+  proto::AgentFrame frame;
+  frame.set_call(call);
+  frame.set_session(session);
+  frame.set_descriptors(static_cast<std::uint32_t>(record.block_bytes_size()));
+  auto& attached = *frame.mutable_attached();
+  *attached.mutable_id() = record.id();
+  *attached.mutable_root() = record.root();
+  attached.set_tensor_set(none->serialize());
+  attached.set_layout(layout->serialize());
+  attached.set_rung(std::string(to_string(Rung::kResident)));
+  *attached.mutable_resident()->mutable_block_bytes() = record.block_bytes();
+  attached.mutable_resident()->set_description(std::move(*record.mutable_description()));
+  return frame;
 }
 
 proto::AgentFrame error_frame(std::uint64_t call, SessionId session, const Error& error) {

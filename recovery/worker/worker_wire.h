@@ -9,6 +9,7 @@
 
 #include "proto/agent.pb.h"
 #include "proto/coordinator.pb.h"
+#include "proto/resident.pb.h"
 #include "proto/worker.pb.h"
 #include "recovery/worker/core/instance.h"
 #include "recovery/worker/core/worker_session.h"
@@ -33,6 +34,8 @@ struct AttachOrder {
   std::string group;                     // whose rounds it takes part in; "": none
   // It takes its rank when it begins to switch.
   bool staged = false;
+  // Of the resident copy that it takes. "": it takes none.
+  std::string resident_key;
   // The parent of its recovery. Invalid: none.
   trace::Context trace;
 };
@@ -61,6 +64,8 @@ struct AttachedTo {
   std::string no_device_channel;
 };
 std::string attached_frame(const AttachedTo& own, std::string_view encoded_portion);
+proto::AgentFrame resident_frame(std::uint64_t call, SessionId session,
+                                 proto::ResidentRecord record);
 // `call` 0: an event, of a session that has ended.
 proto::AgentFrame error_frame(std::uint64_t call, SessionId session, const Error& error);
 proto::AgentFrame pong_frame(std::uint64_t call);

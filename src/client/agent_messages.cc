@@ -74,7 +74,7 @@ constexpr auto fields_of(const AttachRequest*) {
                 field(10, &Attach::world), field(11, &Attach::fallback_dir),
                 field(13, &Attach::device), field(14, &Attach::bucket_bytes),
                 field(15, &Attach::group), field(16, &Attach::staged),
-                field(17, &Attach::traceparent));
+                field(17, &Attach::traceparent), field(18, &Attach::resident_key));
 }
 constexpr auto fields_of(const PhaseTime*) {
   return fields(field(1, &PhaseTime::name), field(2, &PhaseTime::elapsed_us));
@@ -103,19 +103,28 @@ constexpr auto fields_of(const UpdateRequest*) {
 }
 constexpr auto fields_of(const BeginSwitchRequest*) { return fields(); }
 constexpr auto fields_of(const PhasesReport*) { return fields(field(1, &PhasesReport::phases)); }
+constexpr auto fields_of(const SealResidentRequest*) {
+  return fields(field(1, &SealResidentRequest::key), field(2, &SealResidentRequest::description),
+                field(3, &SealResidentRequest::block_bytes));
+}
 
 // --- agent -> worker
 
 constexpr auto fields_of(const HelloReply*) {
   return fields(field(1, &HelloReply::protocol), field(3, &HelloReply::client),
-                field(4, &HelloReply::ping_interval_ms), field(5, &HelloReply::silence_ms));
+                field(4, &HelloReply::ping_interval_ms), field(5, &HelloReply::silence_ms),
+                field(6, &HelloReply::keeps_residents));
+}
+constexpr auto fields_of(const ResidentReply*) {
+  return fields(field(1, &ResidentReply::description), field(2, &ResidentReply::block_bytes));
 }
 constexpr auto fields_of(const AttachedReply*) {
   using Attached = AttachedReply;
   return fields(field(1, &Attached::id), field(3, &Attached::layout),
                 field(4, &Attached::tensor_set), field(5, &Attached::segment_bytes),
                 field(6, &Attached::ready), field(7, &Attached::rung), field(8, &Attached::wanted),
-                field(9, &Attached::device_channel), field(10, &Attached::no_device_channel));
+                field(9, &Attached::device_channel), field(10, &Attached::no_device_channel),
+                field(11, &Attached::resident));
 }
 constexpr auto fields_of(const TilesReady*) {
   return fields(field(1, &TilesReady::ready), field(4, &TilesReady::complete),

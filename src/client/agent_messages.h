@@ -51,6 +51,8 @@ struct AttachRequest {
   bool staged = false;
   // The W3C trace context that the attach belongs to; "": none.
   std::string traceparent;
+  // The worker takes the resident copy with this key and nothing else; "": it takes none.
+  std::string resident_key;
 };
 // A phase of an update, and how long it took.
 struct PhaseTime {
@@ -97,12 +99,18 @@ struct BeginSwitchRequest {};
 struct PhasesReport {
   std::vector<PhaseTime> phases;
 };
+// The blocks come as descriptors.
+struct SealResidentRequest {
+  std::string key;
+  std::string description;
+  std::vector<std::uint64_t> block_bytes;
+};
 
 // In the order of the numbers of WorkerFrame.kind.
-using Request =
-    std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest, WatchRequest,
-                 PingRequest, PublishBeginRequest, PublishCommitRequest, PublishAbandonRequest,
-                 UpdateRequest, PublishWrittenRequest, BeginSwitchRequest, PhasesReport>;
+using Request = std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest,
+                             WatchRequest, PingRequest, PublishBeginRequest, PublishCommitRequest,
+                             PublishAbandonRequest, UpdateRequest, PublishWrittenRequest,
+                             BeginSwitchRequest, PhasesReport, SealResidentRequest>;
 
 struct RequestHeader {
   std::uint64_t call = 0;
@@ -119,6 +127,13 @@ struct HelloReply {
   std::uint64_t client = 0;
   std::uint32_t ping_interval_ms = 0;
   std::uint32_t silence_ms = 0;
+  // The agent takes a SealResidentRequest.
+  bool keeps_residents = false;
+};
+// The descriptors are the blocks.
+struct ResidentReply {
+  std::string description;
+  std::vector<std::uint64_t> block_bytes;
 };
 struct AttachedReply {
   ModelVersion id;
@@ -132,6 +147,8 @@ struct AttachedReply {
   // The last descriptor is a socket that speaks src/bucket/bucket_messages.h.
   bool device_channel = false;
   std::string no_device_channel;
+  // Without blocks: the session has no resident copy.
+  ResidentReply resident;
 };
 struct TilesReady {
   TileRuns ready;

@@ -128,6 +128,7 @@ Result<AttachRequest> attach_request_of(const rk_attach_options& options) {
   request.group = text(options.group);
   request.staged = options.staged != 0;
   request.traceparent = traceparent_of(options);
+  request.resident_key = text(options.resident_key);
   if (request.rank >= request.world) {
     return fail(ErrorCode::kInvalid, "rank {} of {}: ranks count from 0", request.rank,
                 request.world);

@@ -32,6 +32,13 @@ struct rk_session {
   bool is_owner() const { return object->connection().is_owner(); }
 };
 
+struct rk_block {
+  static constexpr const char* kName = "block";
+  std::shared_ptr<rekindle::client::WorkerBlock> object;
+  pid_t owner = ::getpid();
+  bool is_owner() const { return owner == ::getpid(); }
+};
+
 struct rk_publication {
   static constexpr const char* kName = "publication";
   std::shared_ptr<rekindle::client::Publication> object;

@@ -13,7 +13,8 @@ constexpr std::size_t kMaxBacklogBytes = 8u << 20;
 }  // namespace
 
 Result<std::uint64_t> CallTable::queue(const Request& request, std::uint64_t session,
-                                       std::chrono::milliseconds deadline) {
+                                       std::chrono::milliseconds deadline,
+                                       std::vector<UniqueFd> descriptors) {
   if (closed_) return fail(*closed_);
   if (outgoing_bytes_ + backlog_bytes_ > kMaxBacklogBytes) {
     return fail(ErrorCode::kUnavailable, "the agent does not read what it is sent");
@@ -27,15 +28,16 @@ Result<std::uint64_t> CallTable::queue(const Request& request, std::uint64_t ses
                 ipc::kMaxSpilledBytes);
   }
   outgoing_bytes_ += body.size();
-  outgoing_.push_back(std::move(body));
+  outgoing_.push_back({std::move(body), std::move(descriptors)});
   return call;
 }
 
 Result<std::uint64_t> CallTable::begin(const Request& request, std::uint64_t session,
                                        std::chrono::milliseconds deadline,
-                                       const std::shared_ptr<Inbox>& inbox) {
+                                       const std::shared_ptr<Inbox>& inbox,
+                                       std::vector<UniqueFd> descriptors) {
   const std::lock_guard lock(mutex_);
-  TRY(const std::uint64_t call, queue(request, session, deadline));
+  TRY(const std::uint64_t call, queue(request, session, deadline, std::move(descriptors)));
   if (inbox) calls_[call] = inbox;
   return call;
 }
@@ -54,7 +56,7 @@ void CallTable::forget_session(std::uint64_t session, const std::shared_ptr<Inbo
   std::erase_if(calls_, [&](const auto& call) { return call.second == inbox; });
 }
 
-std::vector<std::string> CallTable::take_outgoing() {
+std::vector<CallTable::Outgoing> CallTable::take_outgoing() {
   const std::lock_guard lock(mutex_);
   // Counted as backlog until the socket's own count replaces it.
   backlog_bytes_ += std::exchange(outgoing_bytes_, 0);

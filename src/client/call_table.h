@@ -90,14 +90,19 @@ class CallTable {
   // kUnavailable: the agent does not read what it is sent. kInvalid: the request is too large.
   Result<std::uint64_t> begin(const Request& request, std::uint64_t session,
                               std::chrono::milliseconds deadline,
-                              const std::shared_ptr<Inbox>& inbox);
+                              const std::shared_ptr<Inbox>& inbox,
+                              std::vector<UniqueFd> descriptors = {});
   // Nobody waits for the call any more. Returns its answer if it has just come.
   std::optional<Message> forget_call(std::uint64_t call, Inbox& inbox);
   // Answers to `inbox` and events of the session are dropped from now on.
   void forget_session(std::uint64_t session, const std::shared_ptr<Inbox>& inbox);
 
   // For the thread that owns the socket.
-  std::vector<std::string> take_outgoing();
+  struct Outgoing {
+    std::string body;
+    std::vector<UniqueFd> descriptors;
+  };
+  std::vector<Outgoing> take_outgoing();
   // Bytes that the socket has not taken yet.
   void set_backlog(std::size_t bytes);
   // Passes a message on to the waiting call or session. A session or publication that nobody waits
@@ -109,12 +114,13 @@ class CallTable {
 
  private:
   Result<std::uint64_t> queue(const Request& request, std::uint64_t session,
-                              std::chrono::milliseconds deadline);
+                              std::chrono::milliseconds deadline,
+                              std::vector<UniqueFd> descriptors = {});
   void end_unwanted(const AgentMessage& message);
 
   std::mutex mutex_;
   std::uint64_t last_call_ = kHelloCall;
-  std::vector<std::string> outgoing_;
+  std::vector<Outgoing> outgoing_;
   // Bytes in outgoing_ and behind it.
   std::size_t outgoing_bytes_ = 0;
   std::size_t backlog_bytes_ = 0;

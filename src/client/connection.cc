@@ -104,6 +104,7 @@ Result<void> Connection::greet(TimePoint deadline) {
   }
   if (reply->silence_ms > 0) silence_ = milliseconds(reply->silence_ms);
   silence_ = std::max(silence_, 2 * ping_interval_);
+  keeps_residents_ = reply->keeps_residents;
   if (!frame.descriptors.empty()) {
     // Without the page the agent still sees our death by the pidfd and the socket, but later.
     if (auto page = ipc::LifePage::open(std::move(frame.descriptors.front()))) {
@@ -115,17 +116,20 @@ Result<void> Connection::greet(TimePoint deadline) {
 
 Result<std::uint64_t> Connection::send(const Request& request, std::uint64_t session,
                                        std::chrono::milliseconds deadline,
-                                       std::shared_ptr<Inbox> inbox) {
-  Result<std::uint64_t> call = calls_.begin(request, session, deadline, inbox);
+                                       std::shared_ptr<Inbox> inbox,
+                                       std::vector<UniqueFd> descriptors) {
+  Result<std::uint64_t> call =
+      calls_.begin(request, session, deadline, inbox, std::move(descriptors));
   if (call) wake();
   return call;
 }
 
 Result<Message> Connection::call(const Request& request, std::uint64_t session,
-                                 std::chrono::milliseconds timeout, std::shared_ptr<Inbox> inbox) {
+                                 std::chrono::milliseconds timeout, std::shared_ptr<Inbox> inbox,
+                                 std::vector<UniqueFd> descriptors) {
   // On the wire 0 means no deadline.
   const auto deadline_ms = std::max(timeout, std::chrono::milliseconds(1));
-  TRY(const std::uint64_t call, send(request, session, deadline_ms, inbox));
+  TRY(const std::uint64_t call, send(request, session, deadline_ms, inbox, std::move(descriptors)));
   const TimePoint deadline = steady_now() + timeout + kAnswerGrace;
   std::optional<Message> answer;
   {
@@ -199,7 +203,9 @@ Result<void> Connection::loop() {
 }
 
 Result<void> Connection::send_outgoing() {
-  for (std::string& frame : calls_.take_outgoing()) TRY_VOID(channel_.push(std::move(frame)));
+  for (CallTable::Outgoing& frame : calls_.take_outgoing()) {
+    TRY_VOID(channel_.push(std::move(frame.body), std::move(frame.descriptors)));
+  }
   TRY_VOID(channel_.send_some(steady_now()));
   calls_.set_backlog(channel_.queued_bytes());
   return {};

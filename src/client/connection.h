@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "src/base/clock.h"
 #include "src/client/call_table.h"
@@ -28,10 +29,14 @@ class Connection {
 
   // As CallTable::begin().
   Result<std::uint64_t> send(const Request& request, std::uint64_t session,
-                             std::chrono::milliseconds deadline, std::shared_ptr<Inbox> inbox);
+                             std::chrono::milliseconds deadline, std::shared_ptr<Inbox> inbox,
+                             std::vector<UniqueFd> descriptors = {});
   // Sends and waits for the answer. An answer that is an error becomes the Error.
   Result<Message> call(const Request& request, std::uint64_t session,
-                       std::chrono::milliseconds timeout, std::shared_ptr<Inbox> inbox);
+                       std::chrono::milliseconds timeout, std::shared_ptr<Inbox> inbox,
+                       std::vector<UniqueFd> descriptors = {});
+  // The agent takes a SealResidentRequest.
+  bool keeps_residents() const { return keeps_residents_; }
   void forget_session(std::uint64_t session, const std::shared_ptr<Inbox>& inbox) {
     calls_.forget_session(session, inbox);
   }
@@ -65,6 +70,9 @@ class Connection {
   TimePoint last_heard_{};
   TimePoint last_turn_{};
   TimePoint next_ping_{};
+
+  // Set by the greeting.
+  bool keeps_residents_ = false;
 
   const pid_t owner_ = ::getpid();
   CallTable calls_;

@@ -152,6 +152,11 @@ typedef struct rk_attach_options {
   /* The W3C trace context that the attach belongs to: $TRACEPARENT, which `rekindle run` sets. NULL
    * or unreadable: the attach is a trace of its own. */
   const char* traceparent;
+  /* With a device: take the resident copy of the version that was sealed with this key, and nothing
+   * else. Such a session brings no tensors: map the blocks with rk_resident_open(), then call
+   * rk_loaded(). RK_NOT_FOUND or RK_UNAVAILABLE: there is none for this worker, and the message
+   * says why; attach again without a key. NULL: take none. */
+  const char* resident_key;
 } rk_attach_options;
 
 RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
@@ -291,6 +296,40 @@ typedef struct rk_phase {
 } rk_phase;
 RK_API int32_t rk_report_phases(rk_session* session, const rk_phase* phases, size_t count,
                                 rk_error* error);
+
+/* --- parameters that outlive the worker in the memory of its device: docs/internals/resident.md */
+
+/* Memory of a device that can outlive this process. It is freed when nobody holds it: this process
+ * by rk_block_free(), the agent's keeper after rk_resident_seal(), and other workers. */
+typedef struct rk_block rk_block;
+/* Allocates at least `bytes` on the session's device, rounded up to a granule of the device (2 MiB
+ * on GPUs). The block may outlive the session. RK_INVALID: the session has no device. RK_EXHAUSTED:
+ * the device has no room. RK_UNAVAILABLE: memory of this device ends with its process. */
+RK_API int32_t rk_block_allocate(rk_session* session, uint64_t bytes, rk_block** block,
+                                 rk_error* error);
+/* The address of the block on the device, 2 MiB-aligned on GPUs, and its size. Both stay until
+ * rk_block_free(). */
+RK_API int32_t rk_block_memory(rk_block* block, void** data, uint64_t* bytes, rk_error* error);
+/* Unmaps the block in this process. No queued work may use it. NULL does nothing. */
+RK_API void rk_block_free(rk_block* block);
+/* The resident copy of a session that was attached with `resident_key`. `description` lives as long
+ * as the session. `count`: its blocks. RK_NOT_FOUND: the session has none. */
+RK_API int32_t rk_resident(rk_session* session, const void** description,
+                           uint64_t* description_bytes, size_t* count, rk_error* error);
+/* Maps the blocks of rk_resident(), once, in `blocks`, which has room for `count`. The caller frees
+ * them. They are checked already: every byte is that of the seal. */
+RK_API int32_t rk_resident_open(rk_session* session, rk_block** blocks, size_t count,
+                                rk_error* error);
+/* Has the agent keep these blocks beyond the end of this process. Call it after rk_wait_commit(),
+ * in a process that has written all of its parameters to them. Their next write must come after
+ * rk_attach() for another version, or rk_begin_switch(), which end this; then seal them again.
+ * `key` has 1 to 4096 bytes and must differ whenever the bytes may mean something else: engine,
+ * shards, kind of GPU. `description` is at most 48 MiB that a successor gets. At most 64 blocks.
+ * RK_INVALID: the session is not committed, or has no device. RK_UNAVAILABLE: the agent keeps none,
+ * or would not see this process die. */
+RK_API int32_t rk_resident_seal(rk_session* session, const char* key, const void* description,
+                                uint64_t description_bytes, rk_block* const* blocks, size_t count,
+                                int64_t timeout_ms, rk_error* error);
 
 /* Reports that this rank has loaded every tensor. Does not wait. RK_INVALID: rk_next() or
  * rk_next_bucket() has not handed out all tensors yet. */

@@ -45,6 +45,13 @@ Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> con
     return fail(ErrorCode::kInternal, "the agent answered an attach with something else");
   }
   const std::uint64_t id = answer.agent.session;
+  ResidentCopy resident;
+  const bool is_resident = !attached->resident.block_bytes.empty();
+  if (is_resident) {
+    resident = {std::move(attached->resident.description),
+                std::move(attached->resident.block_bytes), std::move(answer.descriptors)};
+    answer.descriptors.clear();
+  }
   // With a device, the segments are mapped where they are uploaded, if this process does that.
   Result<std::vector<Mapping>> segments;
   if (!device) segments = map_segments(answer.descriptors, attached->segment_bytes, false);
@@ -57,10 +64,12 @@ Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> con
     (void)connection->send(DetachRequest{}, id, kNoDeadline, nullptr);
     return fail(count ? std::move(segments).error() : count.error());
   }
-  SessionState state(std::move(*attached), device.has_value());
+  SessionState state(std::move(*attached), device.has_value() && !is_resident);
   std::shared_ptr<Session> session(new Session(std::move(connection), inbox, id, std::move(state),
                                                std::move(*segments), std::move(unread), *count));
-  if (device) {
+  session->device_name_ = request.device;
+  session->resident_ = std::move(resident);
+  if (device && !is_resident) {
     TRY_VOID(session->begin_device(std::move(*device), std::move(source)));
   } else {
     TRY_VOID(session->contents());
@@ -212,10 +221,16 @@ Result<void> Session::begin_device(WorkerDevice device, DeviceLoad::Source sourc
 
 Result<void> Session::check_has_device() const {
   if (device_ != nullptr) return {};
+  if (resident()) {
+    return fail(ErrorCode::kInvalid,
+                "this session's weights are in a resident copy: map it with rk_resident_open");
+  }
   return fail(ErrorCode::kInvalid, "this session was attached without a device: call rk_next");
 }
 
 Result<std::span<const rk_part>> Session::next_bucket(TimePoint deadline) {
+  // Nothing comes: the weights are in the blocks.
+  if (resident()) return std::span<const rk_part>();
   TRY_VOID(check_has_device());
   TRY_VOID(tensors());
   Lock lock(inbox_->mutex);
@@ -400,15 +415,79 @@ Result<void> Session::move_all(Lock& lock, std::chrono::milliseconds timeout) {
   }
 }
 
+// --- resident copies
+
+Result<std::shared_ptr<bucket::Device>> Session::block_device() {
+  if (device_name_.empty()) {
+    return fail(ErrorCode::kInvalid,
+                "a session in host memory has no blocks: attach with a device");
+  }
+  if (block_device_ == nullptr) {
+    TRY(auto opened, open_worker_device(device_name_, nullptr));
+    block_device_ = std::move(opened.device);
+  }
+  return block_device_;
+}
+
+Result<WorkerBlock> Session::allocate_block(std::uint64_t bytes) {
+  const std::lock_guard lock(blocks_);
+  WorkerBlock made;
+  TRY(made.device, block_device());
+  TRY(made.block, made.device->allocate_block(bytes));
+  return made;
+}
+
+Result<const ResidentCopy*> Session::resident() const {
+  const std::lock_guard lock(blocks_);
+  if (!resident_.block_bytes.empty()) return &resident_;
+  return fail(ErrorCode::kNotFound, "this session was attached without a resident key");
+}
+
+Result<std::vector<WorkerBlock>> Session::open_resident() {
+  const std::lock_guard lock(blocks_);
+  const std::vector<UniqueFd> files = std::move(resident_.blocks);
+  resident_.blocks.clear();
+  if (files.empty() || files.size() != resident_.block_bytes.size()) {
+    return fail(ErrorCode::kInvalid, "there is no resident copy here to open, or it was opened");
+  }
+  std::vector<WorkerBlock> opened;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    WorkerBlock& block = opened.emplace_back();
+    TRY(block.device, block_device());
+    TRY(block.block,
+        block.device->open_block(files[i], resident_.block_bytes[i], bucket::Access::kWrite));
+  }
+  return opened;
+}
+
+Result<void> Session::seal_resident(std::string key, std::string description,
+                                    std::span<WorkerBlock* const> blocks,
+                                    std::chrono::milliseconds timeout) {
+  if (!connection_->keeps_residents()) {
+    return fail(ErrorCode::kUnavailable,
+                "the agent keeps no resident copies: it is older, or has --resident-ttl 0");
+  }
+  SealResidentRequest request{std::move(key), std::move(description), {}};
+  std::vector<UniqueFd> files;
+  for (const WorkerBlock* const block : blocks) {
+    request.block_bytes.push_back(block->block->bytes());
+    TRY(auto file, block->block->export_descriptor());
+    files.push_back(std::move(file));
+  }
+  return tell(request, timeout, std::move(files));
+}
+
 // --- the versions
 
-Result<void> Session::tell(const Request& request, std::chrono::milliseconds timeout) {
+Result<void> Session::tell(const Request& request, std::chrono::milliseconds timeout,
+                           std::vector<UniqueFd> descriptors) {
   {
     const Lock lock(inbox_->mutex);
     apply_messages();
     TRY_VOID(state_.check_alive());
   }
-  TRY(const Message answer, connection_->call(request, id_, timeout, std::make_shared<Inbox>()));
+  TRY(const Message answer,
+      connection_->call(request, id_, timeout, std::make_shared<Inbox>(), std::move(descriptors)));
   if (std::holds_alternative<DoneReply>(answer.agent.reply)) return {};
   return fail(ErrorCode::kInternal, "the agent answered with something else than done");
 }

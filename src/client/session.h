@@ -14,6 +14,7 @@
 #include "src/client/device_load.h"
 #include "src/client/host_tensors.h"
 #include "src/client/rekindle.h"
+#include "src/client/resident.h"
 #include "src/client/session_state.h"
 
 namespace rekindle::client {
@@ -52,6 +53,18 @@ class Session {
   Result<void> stage(std::uint64_t reserve, std::chrono::milliseconds timeout);
   Result<void> begin_switch(std::chrono::milliseconds timeout);
   Result<void> report_phases(PhasesReport report);
+  // --- resident copies
+  // A block of the session's device.
+  Result<WorkerBlock> allocate_block(std::uint64_t bytes);
+  // kNotFound: the session has no resident copy.
+  Result<const ResidentCopy*> resident() const;
+  // Maps the blocks of resident(). kInvalid: they were opened before.
+  Result<std::vector<WorkerBlock>> open_resident();
+  // Gives the parameters of this committed session to the agent's keeper.
+  Result<void> seal_resident(std::string key, std::string description,
+                             std::span<WorkerBlock* const> blocks,
+                             std::chrono::milliseconds timeout);
+
   Result<void> loaded();
   Result<void> wait_commit(TimePoint deadline);
   Result<std::uint64_t> wait_update(TimePoint deadline);
@@ -80,6 +93,7 @@ class Session {
   };
   Session(std::shared_ptr<Connection> connection, std::shared_ptr<Inbox> inbox, std::uint64_t id,
           SessionState state, std::vector<Mapping> segments, Unread unread, std::size_t count);
+  Result<std::shared_ptr<bucket::Device>> block_device();
 
   // Describes the state at the first call; other threads wait for that. kInternal: the agent's
   // answer does not fit together; the session has then ended. Called without the inbox's mutex.
@@ -100,7 +114,8 @@ class Session {
   }
   Result<void> wait_for_turn(Lock& lock, TimePoint deadline);
   Result<void> check_room(Lock& lock, std::uint64_t reserve);
-  Result<void> tell(const Request& request, std::chrono::milliseconds timeout);
+  Result<void> tell(const Request& request, std::chrono::milliseconds timeout,
+                    std::vector<UniqueFd> descriptors = {});
   Result<void> ask_commit();
   Result<std::span<const rk_tensor>> hand_out(Lock& lock);
   std::span<const rk_part> hand_out(const FilledBucket& bucket);
@@ -120,6 +135,13 @@ class Session {
   const std::uint64_t id_;
   // Number of pieces.
   const std::size_t count_;
+
+  // The name of the session's device; "": host memory.
+  std::string device_name_;
+  // Guards the two below it.
+  mutable std::mutex blocks_;
+  std::shared_ptr<bucket::Device> block_device_;
+  ResidentCopy resident_;
 
   // Taken before the inbox's mutex. Guards `unread_`, which is empty when it was read.
   std::mutex reading_;

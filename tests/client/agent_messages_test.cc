@@ -50,7 +50,8 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
                         .device = "GPU-6f2c",
                         .bucket_bytes = std::uint64_t{1} << 40,
                         .group = "chat",
-                        .traceparent = "00-4b"};
+                        .traceparent = "00-4b",
+                        .resident_key = "torch 2"};
   auto attach = parsed({2, 3, 4000}, request);
   EXPECT_EQ(attach.session(), 3u);
   EXPECT_EQ(attach.deadline_ms(), 4000u);
@@ -72,6 +73,7 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
   EXPECT_EQ(attach.attach().bucket_bytes(), std::uint64_t{1} << 40);
   EXPECT_EQ(attach.attach().group(), "chat");
   EXPECT_EQ(attach.attach().traceparent(), "00-4b");
+  EXPECT_EQ(attach.attach().resident_key(), "torch 2");
   request.latest = false;
   request.version = 9;
   attach = parsed({2, 3, 4000}, request);
@@ -90,6 +92,11 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
   EXPECT_TRUE(parsed({6, 0, 0}, PingRequest{}).has_ping());
   EXPECT_TRUE(parsed({6, 1, 0}, PublishCommitRequest{}).has_publish_commit());
   EXPECT_TRUE(parsed({6, 1, 0}, PublishAbandonRequest{}).has_publish_abandon());
+  const auto seal =
+      parsed({6, 1, 0}, SealResidentRequest{"key", "places", {std::uint64_t{1} << 33, 7}});
+  EXPECT_EQ(seal.seal_resident().key(), "key");
+  EXPECT_EQ(seal.seal_resident().description(), "places");
+  EXPECT_THAT(seal.seal_resident().block_bytes(), ElementsAre(std::uint64_t{1} << 33, 7));
   const auto update = parsed({7, 0, 9}, UpdateRequest{{"m", 7}, "chat", 1500});
   EXPECT_EQ(update.update().id().model(), "m");
   EXPECT_EQ(update.update().id().version(), 7u);
@@ -119,6 +126,8 @@ TEST(AgentMessages, RepliesOfTheGeneratedCodeAreRead) {
   wanted.add_extent(4);
   attached.set_device_channel(true);
   attached.set_no_device_channel("a MIG slice");
+  attached.mutable_resident()->set_description("places");
+  attached.mutable_resident()->add_block_bytes(std::uint64_t{1} << 33);
   const std::string bytes = frame.SerializeAsString();
   auto message = decode(bytes);
   ASSERT_TRUE(message) << message.error().message();
@@ -135,17 +144,21 @@ TEST(AgentMessages, RepliesOfTheGeneratedCodeAreRead) {
   EXPECT_THAT(reply.wanted, ElementsAre(WantedBox{"w", {3}, {4}}));
   EXPECT_TRUE(reply.device_channel);
   EXPECT_EQ(reply.no_device_channel, "a MIG slice");
+  EXPECT_EQ(reply.resident.description, "places");
+  EXPECT_THAT(reply.resident.block_bytes, ElementsAre(std::uint64_t{1} << 33));
 
   frame.mutable_hello()->set_protocol(1);
   frame.mutable_hello()->set_incarnation("0123456789abcdef");
   frame.mutable_hello()->set_client(3);
   frame.mutable_hello()->set_ping_interval_ms(4);
   frame.mutable_hello()->set_silence_ms(5);
+  frame.mutable_hello()->set_keeps_residents(true);
   const auto hello = decoded<HelloReply>(frame);
   EXPECT_EQ(hello.protocol, 1u);
   EXPECT_EQ(hello.client, 3u);
   EXPECT_EQ(hello.ping_interval_ms, 4u);
   EXPECT_EQ(hello.silence_ms, 5u);
+  EXPECT_TRUE(hello.keeps_residents);
 
   frame.mutable_ready()->mutable_ready()->add_begin(3);
   frame.mutable_ready()->mutable_ready()->add_end(4);

@@ -108,7 +108,39 @@ Result<int> retire(const Settings& settings, const RetireArgs& args) {
   return kExitOk;
 }
 
+struct ReleaseArgs {
+  std::string what, device;
+  bool all = false;
+};
+
+Result<int> release(const Settings& settings, const ReleaseArgs& args) {
+  std::optional<ModelRef> what;
+  if (args.what.empty() != args.all) {
+    return fail(ErrorCode::kInvalid, "release what? Name a model or version, or say --all");
+  }
+  if (!args.all) {
+    TRY(what, ModelRef::parse(args.what));
+  }
+  TRY(const auto host, agent::open_local_agent(local_agent_options(settings)));
+  TRY(const std::uint64_t released, host->release(what, args.device));
+  print_result(settings.json, {{"released", released}},
+               fmt::format("{} resident copies released\n", released));
+  return kExitOk;
+}
+
 }  // namespace
+
+void add_release(Command& app, Session& session) {
+  Command sub = app.command(
+      "release",
+      "Give back GPU memory that workers of this host have left for their successors. A worker\n"
+      "that runs keeps its memory; only its successor has to load.");
+  auto args = std::make_shared<ReleaseArgs>();
+  sub.option("MODEL[@VERSION]", args->what, "Whose parameters, e.g. qwen3");
+  sub.option("--device", args->device, "Only on this device: GPU-6f2c... [all]").type_name("ID");
+  sub.flag("--all", args->all, "Those of all models");
+  sub.runs(session, "release", [&session, args] { return release(session.settings, *args); });
+}
 
 void add_publish(Command& app, Session& session) {
   Command sub = app.command(

@@ -248,6 +248,8 @@ agent::AgentOptions agent_options(const Settings& settings, const AgentArgs& arg
                   parse_size("--max-rate", args.max_rate));
   }
   problems.take("load-timeout", options.load_timeout, load_timeout(args));
+  problems.take("resident-ttl", options.resident_time_to_live,
+                parse_duration("--resident-ttl", args.resident_ttl));
   problems.take("scrub", options.scrub, scrub_interval(args));
   problems.take("numa", options.numa, numa_policy(args));
   problems.take("gpu", options.gpu, gpu_options(settings, args));
@@ -363,6 +365,10 @@ void add_agent_options(Command& sub, AgentArgs& args) {
   add_otlp_option(sub, options.otlp);
   sub.option("--load-timeout", args.load_timeout,
              "Time for a worker to load its weights once they are on this host [10min]")
+      .type_name("TIME");
+  sub.option("--resident-ttl", args.resident_ttl,
+             "How long the parameters of a dead worker stay in GPU memory for its successor; 0:\n"
+             "workers cannot leave any [2min]")
       .type_name("TIME");
   sub.option("--allow-uid", args.allow_uids,
              "Also serve workers of this user; repeat, or separate several by commas. They may\n"

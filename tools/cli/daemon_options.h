@@ -79,6 +79,7 @@ struct AgentArgs {
   std::string huge_pages = "auto";
   std::string max_rate;
   std::string load_timeout = "10min";
+  std::string resident_ttl = "2min";
   std::string scrub = "24h";
   std::vector<std::string> allow_uids;
   std::string numa = "auto";

@@ -294,6 +294,29 @@ Json copies_json(const proto::AgentStatusResponse& status) {
   return copies;
 }
 
+Json residents_json(const proto::AgentStatusResponse& status) {
+  Json residents = Json::array();
+  for (const auto& copy : status.residents()) {
+    residents.push_back({{"id", name_of(copy.id())},
+                         {"device", copy.device()},
+                         {"bytes", copy.bytes()},
+                         {"instance", copy.instance()},
+                         {"users", copy.users()}});
+  }
+  return residents;
+}
+
+std::string residents_text(const proto::AgentStatusResponse& status) {
+  if (status.residents().empty()) return {};
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& copy : status.residents()) {
+    rows.push_back({name_of(copy.id()), printable(copy.device()), format_bytes(copy.bytes()),
+                    copy.users() > 0 ? "in use" : "waits for its worker",
+                    printable(copy.instance())});
+  }
+  return "\n" + table({{"RESIDENT"}, {"DEVICE"}, {"BYTES", true}, {"STATE"}, {"INSTANCE"}}, rows);
+}
+
 Json to_json(const proto::AgentStatusResponse& status) {
   return {{"node", status.node().node_id()},
           {"address", status.node().control_endpoint()},
@@ -309,6 +332,7 @@ Json to_json(const proto::AgentStatusResponse& status) {
           {"holdings", holdings_json(status.holdings())},
           {"copies", copies_json(status)},
           {"instances", instances_json(status)},
+          {"residents", residents_json(status)},
           {"devices", device_process_json(status.devices())}};
 }
 
@@ -336,7 +360,8 @@ std::string to_text(const proto::AgentStatusResponse& status) {
   }
   return text +
          table({{"VERSION"}, {"STATE"}, {"PART"}, {"BYTES", true}, {"ROOT"}, {"LAYOUT"}}, rows) +
-         copies_text({status.copies().begin(), status.copies().end()}) + instances_text(status);
+         copies_text({status.copies().begin(), status.copies().end()}) + residents_text(status) +
+         instances_text(status);
 }
 
 Json to_json(const proto::CopyStatus& copy) {

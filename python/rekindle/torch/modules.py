@@ -16,6 +16,7 @@ from ..errors import InvalidError, NotFoundError
 from ..cataloging import catalog as rekindle_catalog
 from ..recording.tracer import TensorMeta
 from . import conversion, memory
+from . import resident as residents
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +28,7 @@ _filled: WeakKeyDictionary[nn.Module, Contents] = WeakKeyDictionary()
 
 def load(model: nn.Module, name: str | None = None, version: str | int | None = "latest", *,
          strict: bool = True, convert: bool = False, load_timeout: float | None = 60.0,
-         **options: Any) -> sessions.Session:
+         resident: bool | str = False, **options: Any) -> sessions.Session:
     """Fills a module's parameters and persistent buffers in place with a version's tensors of the
     same names and shapes.
 
@@ -44,18 +45,42 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     `convert`: between dtypes; without it, InvalidError when they differ. `load_timeout`: seconds
     without anything new. `options`: of `rekindle.attach`; the default device is that of all
     parameters, if they share one.
+    `resident`: the parameters and buffers lie in memory of the device that outlives this process.
+    If a predecessor has left such a copy of the same version, model and environment, the module
+    takes it over, checked, and nothing is loaded. Otherwise the module is filled, and after the
+    commit its parameters are kept for a successor. A text tells apart what this function cannot see:
+    everything else that decides what the bytes mean. Only `load` and `stage` may write to such
+    parameters.
 
     Returns the session with everything loaded; the caller commits it. Raises what `rekindle.attach`
     and `Session.load_into` raise.
     """
+    key = ""
+    if resident:
+        device = memory.common_device(model.state_dict(keep_vars=True).values())
+        options.setdefault("device", device)
+        extra = f"{'' if resident is True else resident} convert={convert} strict={strict}"
+        key = residents.key_of(model, extra, options)
+        taken = residents.take(model, name, version, key, options)
+        if taken is not None:
+            # Not before the commit, which this worker may be waited for.
+            taken.after_commit(lambda: _remember(model, taken, options))
+            return taken
     declared = _declare(model, name, version, strict, convert, load_timeout, options)
     session = declared.attach(False)
     try:
         declared.fill(session)
+        if resident:
+            residents.place(model, session, key)
     except BaseException:
         session.close()
         raise
     return session
+
+
+def _remember(model: nn.Module, session: sessions.Session, options: Mapping[str, Any]) -> None:
+    where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
+    _filled[model] = contents_of(rekindle_catalog(session.model, session.version, **where))
 
 
 def stage(model: nn.Module, name: str | None = None, version: str | int | None = "latest", *,
@@ -163,6 +188,7 @@ def _declare(model: nn.Module, name: str | None, version: str | int | None, stri
     def fill(session: sessions.Session) -> None:
         plan.fill(session)
         _filled[model] = contents
+        session.after_commit(lambda: residents.seal(model, session))
 
     return _Declared(attach, fill)
 

@@ -25,6 +25,8 @@ std::string_view to_string(Phase phase) {
 
 std::string_view to_string(Rung rung) {
   switch (rung) {
+    case Rung::kResident:
+      return "resident";
     case Rung::kLocal:
       return "local";
     case Rung::kAdopted:

@@ -96,7 +96,7 @@ class TileAnnouncements {
   std::uint64_t announced_ = 0;
 };
 
-enum class Rung { kLocal, kAdopted, kPeers, kFallback };
+enum class Rung { kResident, kLocal, kAdopted, kPeers, kFallback };
 std::string_view to_string(Rung rung);
 
 enum class SessionState { kResolving, kServing, kLoaded, kCommitted, kEnded };

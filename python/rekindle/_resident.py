@@ -1,0 +1,66 @@
+"""Blocks of device memory that outlive this process: the resident copies of rekindle.h.
+
+A block is freed with the last of its holders: tensors here, the agent's keeper, other workers."""
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from . import _abi
+from ._device import Device
+from ._native import Native, milliseconds, text
+from ._optional import module
+from ._views import device_tensor
+
+
+class Block:
+    """A block, as bytes in torch. Views of `bytes` keep it mapped."""
+
+    def __init__(self, handle: ctypes.c_void_p, device: Device) -> None:
+        abi = _abi.load()
+        self.handle = handle
+        # At exit, the kernel unmaps it.
+        weakref.finalize(self, _free, abi, handle, device.torch_name).atexit = False
+        data, size, error = ctypes.c_void_p(), ctypes.c_uint64(), _abi.Error()
+        abi.rk_block_memory(handle, ctypes.byref(data), ctypes.byref(size), ctypes.byref(error))
+        self.size = size.value
+        self._data, self._device = data.value or 0, device
+
+    @property
+    def bytes(self) -> Any:
+        return device_tensor(self._data, self.size, self._device.torch_name, self)
+
+
+def _free(abi: ctypes.CDLL, handle: ctypes.c_void_p, device: str) -> None:
+    if device != "cpu":
+        # Work that reads the block may still be queued.
+        torch = module("torch")
+        if torch is not None:
+            torch.cuda.synchronize(device)
+    abi.rk_block_free(handle)
+
+
+def allocate(native: Native, device: Device, size: int) -> Block:
+    """Returns a block of at least `size` bytes. ExhaustedError, UnavailableError."""
+    handle = ctypes.c_void_p()
+    native.call("rk_block_allocate", size, ctypes.byref(handle))
+    return Block(handle, device)
+
+
+def open_copy(native: Native, device: Device) -> tuple[bytes, list[Block]]:
+    """Returns the description and the blocks of a session that was attached with a resident key."""
+    address, size, count = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t()
+    native.call("rk_resident", ctypes.byref(address), ctypes.byref(size), ctypes.byref(count))
+    description = ctypes.string_at(address.value or 0, size.value) if size.value else b""
+    handles = (ctypes.c_void_p * count.value)()
+    native.call("rk_resident_open", handles, count.value)
+    return description, [Block(ctypes.c_void_p(handle), device) for handle in handles]
+
+
+def seal(native: Native, key: str, description: bytes, blocks: Sequence[Block],
+         timeout: float) -> None:
+    handles = (ctypes.c_void_p * len(blocks))(*(block.handle for block in blocks))
+    native.call("rk_resident_seal", text(key), description, len(description), handles, len(blocks),
+                milliseconds(timeout))

@@ -1,0 +1,240 @@
+"""Parameters of a module in memory that outlives this process.
+
+place() moves parameters and buffers to blocks of their device, and seal() gives the blocks to the
+agent's keeper. In a successor, take() maps them again and adopts them: nothing is loaded.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+
+from .. import _resident
+from .. import session as sessions
+from .._device import resolve
+from ..errors import ExhaustedError, InvalidError, NotFoundError, UnavailableError
+from . import memory
+
+# Of a tensor in a block: enough for every kernel.
+_ALIGN = 256
+_SMALLEST_BLOCK = 64 << 20
+# A copy has at most 64 blocks. Two neighbours together are larger than a share.
+_SHARES = 30
+_SEAL_TIMEOUT_S = 120.0
+# Changes whenever descriptions, or the meaning of a key, do.
+_FORMAT = 1
+# Options of attach() that say which bytes come, and not where this worker belongs.
+_BYTES = ("shard", "spec", "bucket_bytes", "fallback_dir", "staged")
+
+
+class Kept(NamedTuple):
+    """The blocks of a module."""
+
+    key: str
+    description: bytes
+    blocks: list[_resident.Block]
+
+
+_kept: WeakKeyDictionary[torch.nn.Module, Kept] = WeakKeyDictionary()
+
+
+def is_kept(model: torch.nn.Module) -> bool:
+    """Whether the module's parameters lie in blocks."""
+    return model in _kept
+
+
+def key_of(model: torch.nn.Module, extra: str, options: Mapping[str, Any]) -> str:
+    """Returns a text that differs whenever the bytes of this module's parameters may mean something
+    else: its classes, its tensors, its shard, torch, the kind of device, and `extra`."""
+    device = memory.torch_device(options.get("device"))
+    kind = torch.cuda.get_device_properties(device).name if device.type == "cuda" else "cpu"
+    shard = options.get("shard")
+    means = {
+        "format": _FORMAT, "torch": torch.__version__, "cuda": torch.version.cuda, "device": kind,
+        "classes": [f"{type(module).__module__}.{type(module).__qualname__}"
+                    for module in model.modules()],
+        "tensors": [(name, str(value.dtype), list(value.shape), isinstance(value, torch.nn.Parameter))
+                    for name, value in _named(model)],
+        "shard": shard if shard is None or isinstance(shard, str) else repr(list(shard)),
+        "spec": repr(options.get("spec")), "extra": extra,
+    }
+    return hashlib.sha256(json.dumps(means, sort_keys=True).encode()).hexdigest()
+
+
+def take(model: torch.nn.Module, name: str | None, version: str | int | None, key: str,
+         options: Mapping[str, Any]) -> sessions.Session | None:
+    """Returns a session whose resident copy the module has adopted. None: there is none for this
+    worker, and nothing has changed."""
+    if is_kept(model):
+        return None
+    where = {option: value for option, value in options.items() if option not in _BYTES}
+    try:
+        session = sessions.attach(name, version, resident_key=key, **where)
+    except (NotFoundError, UnavailableError):
+        return None
+    try:
+        assert session._device is not None
+        description, blocks = _resident.open_copy(session._native, session._device)
+        _adopt(model, description, blocks)
+    except (InvalidError, UnavailableError, ExhaustedError) as why:
+        session.close()
+        warnings.warn(f"the resident copy cannot be mapped: {why}", stacklevel=3)
+        return None
+    except BaseException:
+        session.close()
+        raise
+    _kept[model] = Kept(key, description, blocks)
+    return session
+
+
+def place(model: torch.nn.Module, session: sessions.Session, key: str) -> None:
+    """Moves the module's parameters and buffers to blocks, at addresses that stay. A warning says why that is not possible;
+    the module then works as before."""
+    if is_kept(model):
+        return
+    try:
+        _kept[model] = _move(model, session, key)
+    except (InvalidError, UnavailableError, ExhaustedError) as why:
+        warnings.warn(f"the parameters of {session.model}@{session.version} are not resident: {why}",
+                      stacklevel=3)
+
+
+def seal(model: torch.nn.Module, session: sessions.Session) -> None:
+    """Gives the module's blocks to the agent's keeper. A warning says why that is not possible."""
+    kept = _kept.get(model)
+    if kept is None:
+        return
+    if session._device is not None:
+        session._device.synchronize()
+    try:
+        _resident.seal(session._native, kept.key, kept.description, kept.blocks, _SEAL_TIMEOUT_S)
+    except Exception as why:
+        warnings.warn(f"the parameters of {session.model}@{session.version} are not resident: {why}",
+                      stacklevel=2)
+
+
+# --- parameters and blocks
+
+def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every name of every parameter and buffer, ties included, in the module's order."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _tensors(model: torch.nn.Module) -> dict[int, tuple[torch.Tensor, list[str]]]:
+    """Each tensor once, with its names, by its id."""
+    found: dict[int, tuple[torch.Tensor, list[str]]] = {}
+    for name, value in _named(model):
+        found.setdefault(id(value), (value, []))[1].append(name)
+    return found
+
+
+def _move(model: torch.nn.Module, session: sessions.Session, key: str) -> Kept:
+    device = session._device
+    if device is None:
+        raise InvalidError("they are in host memory; load them with device=")
+    place_of = torch.device(device.torch_name)
+    tensors = _tensors(model)
+    storages: dict[int, list[tuple[torch.Tensor, list[str]]]] = {}
+    for value, names in tensors.values():
+        if value.device.type != place_of.type or value.layout != torch.strided:
+            raise InvalidError(f"{names[0]} is {value.layout} on {value.device}, and not a plain "
+                               f"tensor on {place_of}")
+        storages.setdefault(value.untyped_storage().data_ptr(), []).append((value, names))
+    groups = list(storages.values())
+    sizes = [_aligned(group[0][0].untyped_storage().nbytes()) for group in groups]
+    described: list[dict[str, Any]] = []
+    blocks: list[_resident.Block] = []
+    with device.on_stream():
+        for members in _shares(sizes):
+            if place_of.type == "cuda":
+                # What the block before has freed.
+                torch.cuda.empty_cache()
+            block = _resident.allocate(session._native, device,
+                                       max(_ALIGN, sum(sizes[index] for index in members)))
+            at = 0
+            for index in members:
+                described += _fill(block, len(blocks), at, groups[index])
+                # The old storage goes with the last tensor that had it.
+                groups[index] = []
+                at += sizes[index]
+            blocks.append(block)
+            device.synchronize()
+    return Kept(key, json.dumps({"format": _FORMAT, "tensors": described}).encode(), blocks)
+
+
+def _shares(sizes: list[int]) -> Iterator[list[int]]:
+    """Groups storages, in order, to blocks of about the same size."""
+    share = max(_SMALLEST_BLOCK, -(-sum(sizes) // _SHARES))
+    members: list[int] = []
+    filled = 0
+    for index, size in enumerate(sizes):
+        if members and filled + size > share:
+            yield members
+            members, filled = [], 0
+        members.append(index)
+        filled += size
+    if members:
+        yield members
+
+
+def _fill(block: _resident.Block, number: int, at: int,
+          group: list[tuple[torch.Tensor, list[str]]]) -> list[dict[str, Any]]:
+    """Copies a storage to a place in a block, and binds its tensors to that place."""
+    storage = group[0][0].untyped_storage()
+    raw = block.bytes
+    size = storage.nbytes()
+    old = torch.empty(0, dtype=torch.uint8, device=group[0][0].device).set_(storage)
+    raw[at:at + size].copy_(old)
+    described = []
+    for value, names in group:
+        entry = {"names": names, "dtype": str(value.dtype), "shape": list(value.shape),
+                 "stride": list(value.stride()), "block": number,
+                 "at": at + value.storage_offset() * value.element_size()}
+        described.append(entry)
+        value.data = _view(block, entry)
+    return described
+
+
+def _view(block: _resident.Block, entry: Mapping[str, Any]) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, str(entry["dtype"]).removeprefix("torch."))
+    shape, stride, at = entry["shape"], entry["stride"], int(entry["at"])
+    elements = 0 if 0 in shape else 1 + sum((extent - 1) * step
+                                            for extent, step in zip(shape, stride, strict=True))
+    size = elements * dtype.itemsize
+    if at < 0 or at + size > block.size or at % max(1, dtype.itemsize):
+        raise InvalidError(f"{entry['names'][0]} does not lie in its block")
+    if not elements:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=block.bytes.device)
+    typed: torch.Tensor = block.bytes[at:at + size].view(dtype)
+    return typed.as_strided(shape, stride)
+
+
+def _adopt(model: torch.nn.Module, description: bytes, blocks: list[_resident.Block]) -> None:
+    try:
+        entries = json.loads(description)["tensors"]
+        views = {name: view for entry in entries
+                 for view in [_view(blocks[entry["block"]], entry)] for name in entry["names"]}
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as why:
+        raise InvalidError(f"its description is malformed: {why}") from None
+    names = dict(_named(model))
+    if names.keys() != views.keys():
+        raise InvalidError("it has other tensors than the model")
+    for name, value in names.items():
+        if value.shape != views[name].shape or value.dtype != views[name].dtype:
+            raise InvalidError(f"{name} is another tensor than in the model")
+    name_of = {id(value): name for name, value in names.items()}
+    for name, value in names.items():
+        if not value.is_meta:
+            value.data = views[name]
+    memory.replace(model, lambda value: value.is_meta and id(value) in name_of,
+                   lambda value: views[name_of[id(value)]])
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <boost/asio/any_io_executor.hpp>
+
+#include "proto/agent.pb.h"
+#include "proto/resident.pb.h"
+#include "proto/worker.pb.h"
+#include "recovery/keeper/keeper_link.h"
+#include "recovery/worker/agent_host.h"
+#include "recovery/worker/event_log.h"
+#include "recovery/worker/session_serving.h"
+#include "src/async/task.h"
+#include "src/async/task_group.h"
+#include "src/bucket/block_digests.h"
+
+namespace rekindle::worker {
+
+// A worker gets a copy only if all of this is the same.
+struct ResidentIdentity {
+  ModelVersion id;
+  Digest root;
+  // The worker's text for everything that decides what the bytes mean.
+  std::string key;
+  std::string device;
+  std::uint32_t uid = 0;
+  bool operator==(const ResidentIdentity&) const = default;
+};
+
+// The resident copies of this host: parameters of workers in blocks of GPU memory that outlive
+// them. The keeper holds the blocks; this knows whom they are for, has them checked, and decides
+// when they are given back. docs/internals/resident.md. Control thread only.
+class Residents final : private keeper::KeeperEvents {
+ public:
+  struct Options {
+    keeper::KeeperLinkOptions keeper;
+    // Of a copy without a worker. 0: this agent keeps none.
+    std::chrono::milliseconds time_to_live{};
+  };
+  // All references outlive this.
+  Residents(CopyHost& copies, DeviceHost& devices, EventLog& events, async::TaskGroup& tasks,
+            boost::asio::any_io_executor executor, Options options);
+
+  // Asks a keeper that runs already for the copies that an earlier agent gave it.
+  void recover();
+  async::Task<void> close(std::chrono::milliseconds deadline);
+  bool enabled() const { return options_.time_to_live.count() > 0; }
+
+  // Keeps the parameters of a committed session. kInvalid: the request. kUnavailable: this agent
+  // keeps none, or has no pidfd of the worker. kStale: the worker attached again, or ended,
+  // meanwhile. Other errors are those of the check and of the keeper; nothing is kept then.
+  async::Task<Result<void>> seal(SessionPtr session, proto::SealResident request,
+                                 std::vector<UniqueFd> blocks);
+
+  struct Taken {
+    std::string name;
+    proto::ResidentRecord record;
+    std::vector<UniqueFd> blocks;
+  };
+  // The copy of `id` for the worker of this session, after a check of every byte. The worker is a
+  // user of it from then on. An error says why there is none; a copy that fails its check is
+  // dropped. Without a copy for it, copies on its device that nobody uses are dropped, because the
+  // worker needs their memory.
+  async::Task<Result<Taken>> take(SessionPtr session, ModelVersion id);
+
+  // This worker is about to write to its parameters of the model.
+  void before_write(const Client& client, const std::string& model);
+  // Call it when a session has ended, with how its worker ended.
+  void session_ended(const Session& session);
+  // Drops the copies of a version, of one device ("": all) or of all versions (empty model).
+  // Returns their number. Workers that use them keep their memory.
+  std::size_t release(const std::string& model, std::optional<std::uint64_t> version,
+                      const std::string& device, const std::string& why);
+  void add_status(proto::AgentStatusResponse& status) const;
+
+ private:
+  struct Copy {
+    ResidentIdentity identity;
+    std::uint64_t bytes = 0;
+    std::string instance;
+    // The processes that have the blocks open, by the keeper's numbers.
+    std::set<keeper::UserId> users;
+    // The session whose worker uses it, or takes it over. 0: none.
+    SessionId session = 0;
+    // Client::process of that worker.
+    std::string process;
+    // This agent has seen its worker's death; the keeper will.
+    bool dying = false;
+  };
+  using Copies = std::map<std::string, Copy>;
+
+  // --- KeeperEvents
+  void user_gone(const std::string& copy, keeper::UserId user) override;
+  void copy_expired(const std::string& copy) override;
+  void keeper_lost(const Error& why) override;
+
+  async::Task<void> read_keeper();
+  void add_kept(const std::string& name, const keeper::KeeperLink::Kept& kept);
+  async::Task<Result<std::string>> wait_for_free(SessionPtr session, ResidentIdentity wanted);
+  async::Task<Result<Taken>> open(SessionPtr session, std::string name);
+  async::Task<Result<std::vector<Digest>>> digests_of(std::string device,
+                                                      std::vector<bucket::BlockFile> blocks);
+  async::Task<Result<void>> keep(SessionPtr session, ResidentIdentity identity,
+                                 proto::ResidentRecord record, std::vector<UniqueFd> blocks);
+  Copies::iterator find(const ResidentIdentity& identity);
+  Error why_none(const ResidentIdentity& wanted) const;
+  void free_device(const std::string& device);
+  void drop(const std::string& name, const std::string& why);
+  async::Task<void> tell_drop(std::string name);
+  void note(const Copy& copy, std::string kind, std::string why);
+
+  CopyHost& copies_;
+  DeviceHost& devices_;
+  EventLog& events_;
+  async::TaskGroup& tasks_;
+  const boost::asio::any_io_executor executor_;
+  const Options options_;
+  // By their names at the keeper.
+  Copies kept_;
+  keeper::KeeperLink link_;
+  // A copy has lost a user, or was dropped.
+  async::Notifier changed_;
+};
+
+}  // namespace rekindle::worker

@@ -1,0 +1,68 @@
+"""A worker whose parameters outlive it: `resident_process.py STORE MODEL DEVICE OPTIONS-AS-JSON`.
+
+It prints a line of JSON when it is ready, then obeys lines on stdin, and answers each with a line:
+`scribble`, `update VERSION`, `detach`."""
+import json
+import sys
+import warnings
+
+import torch
+
+import rekindle
+import rekindle.torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(300, 700)
+        self.second = torch.nn.Linear(700, 300, bias=False)
+        self.norm = torch.nn.LayerNorm(300)
+        self.tied = self.norm
+        self.register_buffer("scale", torch.ones(5))
+
+
+def main():
+    store, name, device = sys.argv[1:4]
+    options = json.loads(sys.argv[4])
+    warned = []
+    warnings.showwarning = lambda message, *rest, **more: warned.append(str(message))
+    where = torch.device("cpu") if device.startswith("double:") else torch.device(device)
+    model = Net().to("meta" if options.pop("meta", False) else where)
+    with torch.no_grad():
+        for value in model.parameters():
+            if not value.is_meta:
+                value.fill_(7.0)
+
+    def answer(session):
+        print(json.dumps({
+            "rung": session.rung, "version": session.version, "warned": warned,
+            "first": model.first.weight[3, :4].tolist(), "scale": model.scale.tolist(),
+            "sum": sum(float(value.double().sum()) for value in model.state_dict().values()),
+            "tied": model.tied is model.norm, "at": model.first.weight.data_ptr(),
+        }), flush=True)
+
+    def load(version):
+        session = rekindle.torch.load(model, name, version, device=device, agent=store,
+                                      **{"resident": True, **options})
+        session.commit(60)
+        return session
+
+    with torch.no_grad():
+        session = load(1)
+        answer(session)
+        for line in sys.stdin:
+            word, *rest = line.split()
+            if word == "scribble":
+                model.second.weight[10, 11] += 1
+            elif word == "update":
+                before, session = session, load(int(rest[0]))
+                before.close()
+            elif word == "detach":
+                session.close()
+                print("{}", flush=True)
+                continue
+            answer(session)
+
+
+main()
