@@ -176,6 +176,7 @@ int run_main(int argc, char** argv) {
                          add_update,
                          add_run,
                          add_wait_ready,
+                         add_artifacts,
                          add_status,
                          add_top,
                          add_events,
