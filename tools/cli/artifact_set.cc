@@ -275,6 +275,15 @@ Result<std::vector<Artifact>> artifacts_of(const TensorSet& tensors) {
     TRY_VOID(check_amount(files.size(), bytes));
   }
   if (!marked) return fail(ErrorCode::kInvalid, "no artifact set: it has no fingerprint");
+  for (const Artifact& file : files) {
+    const std::string& name = tensors[file.tensor].name;
+    for (auto slash = name.find('/', kFilesPrefix.size()); slash != std::string::npos;
+         slash = name.find('/', slash + 1)) {
+      if (!tensors.find(std::string_view(name).substr(0, slash))) continue;
+      return fail(ErrorCode::kInvalid, "no artifact set: '{}' is a file and a directory",
+                  name.substr(0, slash));
+    }
+  }
   return files;
 }
 

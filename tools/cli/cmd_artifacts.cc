@@ -251,8 +251,8 @@ Result<int> fetch_artifacts(Session& session, const ArtifactArgs& args) {
     auto pulled = host->pull(request, [&](const pull::Progress& p) { view.update(p); });
     session.interrupted_by = host->interrupted_by();
     if (!pulled && pulled.error().code() == ErrorCode::kNotFound) {
-      return fail(ErrorCode::kNotFound, "no artifacts for this fingerprint of {}: {}", args.model,
-                  pulled.error().message());
+      return fail(ErrorCode::kNotFound,
+                  "no live host has artifacts of {} with this fingerprint ({})", args.model, name);
     }
     if (!pulled) return fail(std::move(pulled).error());
     summary = std::move(*pulled);
