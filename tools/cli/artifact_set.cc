@@ -35,9 +35,8 @@ constexpr std::size_t kMaxNameBytes = 255;
 constexpr std::size_t kMaxDepth = 32;
 constexpr std::size_t kMaxPathBytes = 2048;
 constexpr std::size_t kPieceBytes = 1 << 20;
-// Another process unpacks or packs in the same cache.
-constexpr std::chrono::minutes kWorkplaceWait{10};
-constexpr std::chrono::milliseconds kWorkplaceCheck{50};
+constexpr std::chrono::minutes kLockWait{10};
+constexpr std::chrono::milliseconds kLockCheck{50};
 
 std::vector<std::string_view> parts_of(std::string_view path) {
   std::vector<std::string_view> parts;
@@ -496,23 +495,28 @@ Result<std::vector<CacheFile>> list_caches(std::span<const CacheDirectory> cache
   return lister.take();
 }
 
+Result<UniqueFd> lock_directory(const fs::path& path) {
+  UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory) return fail_errno(errno, path.string());
+  const TimePoint give_up = steady_now() + kLockWait;
+  while (::flock(directory.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return fail_errno(errno, path.string());
+    if (steady_now() > give_up) {
+      return fail(ErrorCode::kUnavailable,
+                  "{}: another process has fetched or packed artifacts there for {} minutes",
+                  path.string(), kLockWait.count());
+    }
+    std::this_thread::sleep_for(kLockCheck);
+  }
+  return directory;
+}
+
 Result<std::unique_ptr<CacheWorkplace>> CacheWorkplace::open(const fs::path& cache) {
   std::error_code error;
   fs::create_directories(cache, error);
   if (error) return fail_errno(error.value(), cache.string());
   std::unique_ptr<CacheWorkplace> place(new CacheWorkplace);
-  place->root_.reset(::open(cache.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!place->root_) return fail_errno(errno, cache.string());
-  const TimePoint give_up = steady_now() + kWorkplaceWait;
-  while (::flock(place->root_.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) return fail_errno(errno, cache.string());
-    if (steady_now() > give_up) {
-      return fail(ErrorCode::kUnavailable,
-                  "{}: another process has fetched or packed artifacts there for {} minutes",
-                  cache.string(), kWorkplaceWait.count());
-    }
-    std::this_thread::sleep_for(kWorkplaceCheck);
-  }
+  TRY(place->root_, lock_directory(cache));
   for (auto entry = fs::directory_iterator(cache, error);
        !error && entry != fs::directory_iterator(); entry.increment(error)) {
     std::error_code ignored;

@@ -54,8 +54,12 @@ struct CacheFile {
 // engines are left out. A directory that is missing is empty.
 Result<std::vector<CacheFile>> list_caches(std::span<const CacheDirectory> caches);
 
-// A hidden directory in a cache, for files that are not finished. Only one process at a time has
-// one there; others wait, with a deadline. The next one removes what a killed process has left.
+// Holds a lock of a directory, until the descriptor closes. Of this module's processes only one has
+// it; others wait, with a deadline.
+Result<UniqueFd> lock_directory(const std::filesystem::path& path);
+
+// A hidden directory in a cache, for files that are not finished. Its process
+// holds the lock of the cache, and has removed what a killed process had left.
 class CacheWorkplace {
  public:
   static Result<std::unique_ptr<CacheWorkplace>> open(const std::filesystem::path& cache);

@@ -44,11 +44,36 @@ Result<std::string> set_name(const ArtifactArgs& args) {
   return artifact_set_name(args.model, hash);
 }
 
+bool is_worth_another_try(ErrorCode code) {
+  return code == ErrorCode::kUnavailable || code == ErrorCode::kTimeout ||
+         code == ErrorCode::kPeerLost || code == ErrorCode::kStale;
+}
+
+Result<std::unique_ptr<Remote>> own_agent(const Settings& settings) {
+  return Remote::create(settings, "unix:" + agent::agent_socket(settings.store).string());
+}
+
+// A command that has no agent would own the store for a while, and an agent could not start. One
+// that starts at the same time as this command gets a while.
+Result<void> check_agent_runs(const Settings& settings) {
+  constexpr std::chrono::milliseconds kWait{5000}, kPause{100};
+  const TimePoint give_up = steady_now() + kWait;
+  TRY(const auto agent, own_agent(settings));
+  auto status = agent->call<proto::AGENT_STATUS>({});
+  while (!status && status.error().code() != ErrorCode::kDenied && steady_now() < give_up) {
+    std::this_thread::sleep_for(kPause);
+    status = agent->call<proto::AGENT_STATUS>({});
+  }
+  if (status) return {};
+  return fail(ErrorCode::kUnavailable,
+              "artifacts need this host's agent, and none answers at {}: {}", settings.store,
+              status.error().message());
+}
+
 // The coordinator of the settings, else that of this host's agent.
 Result<std::unique_ptr<Remote>> fleet_coordinator(const Settings& settings) {
   if (!settings.coordinator.empty()) return Remote::create(settings, settings.coordinator);
-  TRY(const auto agent,
-      Remote::create(settings, "unix:" + agent::agent_socket(settings.store).string()));
+  TRY(const auto agent, own_agent(settings));
   const auto status = agent->call<proto::AGENT_STATUS>({});
   if (!status || status->coordinator().empty()) {
     return fail(ErrorCode::kInvalid,
@@ -92,7 +117,7 @@ Result<void> retire_set(Remote& coordinator, const ModelVersion& id) {
 int tell_present(const Settings& settings, const ModelVersion& id, const std::string& why) {
   print_result(settings.json,
                {{"published", false}, {"model", id.model}, {"version", id.version}, {"why", why}},
-               fmt::format("nothing published: {}\n", why));
+               fmt::format("nothing published as {}: {}\n", id.to_string(), why));
   return kExitOk;
 }
 
@@ -116,8 +141,7 @@ class QuietCaches {
     TRY(const auto timeout, parse_duration("--timeout", args.timeout));
     caches.give_up_ = steady_now() + timeout;
     caches.timeout_ = args.timeout;
-    TRY(caches.agent_,
-        Remote::create(settings, "unix:" + agent::agent_socket(settings.store).string()));
+    TRY(caches.agent_, own_agent(settings));
     return caches;
   }
 
@@ -190,38 +214,22 @@ Result<PackedSet> pack(const std::vector<CacheDirectory>& caches, const Artifact
   return packed;
 }
 
-Result<int> publish_artifacts(const Settings& settings, const ArtifactArgs& args) {
-  TRY(const std::string name, set_name(args));
-  TRY(const auto caches, parse_cache_directories(args.caches));
-  std::optional<QuietCaches> quiet;
-  if (!args.when_ready.empty()) {
-    TRY(quiet, QuietCaches::create(settings, args));
-  }
+Result<int> publish_now(const Settings& settings, const ArtifactArgs& args, const std::string& name,
+                        const std::vector<CacheDirectory>& caches) {
+  TRY_VOID(check_agent_runs(settings));
   TRY(const auto coordinator, fleet_coordinator(settings));
-  const auto present = [&](const KnownSets& known) -> std::optional<ModelVersion> {
-    if (args.replace || known.live.empty()) return std::nullopt;
-    return known.live.back();
-  };
+  const auto present = [&](const KnownSets& known) { return !args.replace && !known.live.empty(); };
   TRY(KnownSets known, find_sets(*coordinator, name));
-  if (const auto id = present(known)) {
-    return tell_present(settings, *id, id->to_string() + " is in the fleet already");
-  }
-  Result<PackedSet> packed = fail(ErrorCode::kInternal, "not packed");
-  do {
-    if (quiet) TRY_VOID(quiet->wait(caches));
-    packed = pack(caches, args);
-  } while (!packed && quiet && packed.error().code() == ErrorCode::kUnavailable);
-  if (!packed) return fail(std::move(packed).error());
+  if (present(known)) return tell_present(settings, known.live.back(), "the fleet has it already");
+  TRY(const PackedSet packed, pack(caches, args));
   TRY(known, find_sets(*coordinator, name));
-  if (const auto id = present(known)) {
-    return tell_present(settings, *id, id->to_string() + " is in the fleet already");
-  }
+  if (present(known)) return tell_present(settings, known.live.back(), "the fleet has it already");
   const ModelVersion id{name, known.last_version + 1};
-  auto published = publish_packed(settings, id, packed->file());
+  auto published = publish_packed(settings, id, packed.file());
   if (!published) {
     const auto now = find_sets(*coordinator, name);
     if (now && std::ranges::find(now->live, id) != now->live.end()) {
-      return tell_present(settings, id, "another host has published " + id.to_string() + " first");
+      return tell_present(settings, id, "another host was first");
     }
     return fail(std::move(published).error());
   }
@@ -231,32 +239,54 @@ Result<int> publish_artifacts(const Settings& settings, const ArtifactArgs& args
                 {"model", id.model},
                 {"version", id.version},
                 {"root", published->root.hex()},
-                {"files", packed->files.size()},
+                {"files", packed.files.size()},
                 {"bytes", published->bytes}},
-               fmt::format("published {}: {} files, {}\n", id.to_string(), packed->files.size(),
+               fmt::format("published {}: {} files, {}\n", id.to_string(), packed.files.size(),
                            format_bytes(published->bytes)));
   return kExitOk;
+}
+
+Result<int> publish_when_ready(const Settings& settings, const ArtifactArgs& args,
+                               const std::string& name, const std::vector<CacheDirectory>& caches) {
+  TRY(QuietCaches quiet, QuietCaches::create(settings, args));
+  while (true) {
+    TRY_VOID(quiet.wait(caches));
+    auto published = publish_now(settings, args, name, caches);
+    if (published || !is_worth_another_try(published.error().code())) return published;
+  }
+}
+
+Result<int> publish_artifacts(const Settings& settings, const ArtifactArgs& args) {
+  TRY(const std::string name, set_name(args));
+  TRY(const auto caches, parse_cache_directories(args.caches));
+  if (args.when_ready.empty()) return publish_now(settings, args, name, caches);
+  return publish_when_ready(settings, args, name, caches);
+}
+
+// The store takes one pull of a copy at a time, and all ranks of a host may fetch at once.
+Result<pull::TransferSummary> pull_set(Session& session, const std::string& name) {
+  const Settings& settings = session.settings;
+  TRY(const UniqueFd turn, lock_directory(settings.store));
+  agent::PullRequest request;
+  request.ref.model = name;
+  TRY(const auto host, agent::open_local_agent(local_agent_options(settings)));
+  ProgressView view("fetch", ProgressView::style_for_stderr(settings.quiet));
+  auto pulled = host->pull(request, [&](const pull::Progress& p) { view.update(p); });
+  session.interrupted_by = host->interrupted_by();
+  return pulled;
 }
 
 Result<int> fetch_artifacts(Session& session, const ArtifactArgs& args) {
   const Settings& settings = session.settings;
   TRY(const std::string name, set_name(args));
   TRY(const auto caches, parse_cache_directories(args.caches));
-  agent::PullRequest request;
-  request.ref.model = name;
-  TRY(const auto host, agent::open_local_agent(local_agent_options(settings)));
-  pull::TransferSummary summary;
-  {
-    ProgressView view("fetch", ProgressView::style_for_stderr(settings.quiet));
-    auto pulled = host->pull(request, [&](const pull::Progress& p) { view.update(p); });
-    session.interrupted_by = host->interrupted_by();
-    if (!pulled && pulled.error().code() == ErrorCode::kNotFound) {
-      return fail(ErrorCode::kNotFound,
-                  "no live host has artifacts of {} with this fingerprint ({})", args.model, name);
-    }
-    if (!pulled) return fail(std::move(pulled).error());
-    summary = std::move(*pulled);
+  TRY_VOID(check_agent_runs(settings));
+  const auto pulled = pull_set(session, name);
+  if (!pulled && pulled.error().code() == ErrorCode::kNotFound) {
+    return fail(ErrorCode::kNotFound, "no live host has artifacts of {} with this fingerprint ({})",
+                args.model, name);
   }
+  TRY(const pull::TransferSummary summary, pulled);
   TRY(const UnpackReport report,
       unpack_artifacts(summary.path, summary.root, args.fingerprint, caches));
   print_result(settings.json,

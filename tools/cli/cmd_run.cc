@@ -123,7 +123,7 @@ Result<void> add_artifacts_to(SupervisorOptions& options, const Settings& settin
   const auto helper = [&](const std::string& action) {
     std::vector<std::string> words = {program.string(), "artifacts", action, model};
     words.insert(words.end(), caches.begin(), caches.end());
-    words.insert(words.end(), {"--fingerprint", args.artifacts_fingerprint, "--store",
+    words.insert(words.end(), {"--fingerprint=" + args.artifacts_fingerprint, "--store",
                                settings.store, "--quiet"});
     if (!settings.coordinator.empty()) {
       words.insert(words.end(), {"--coordinator", settings.coordinator});
@@ -296,6 +296,7 @@ void add_run(Command& app, Session& session) {
       sub.option("--artifacts", args->artifacts,
                  "A compile cache to fetch before the first start, NAME=DIR, or `default`: those "
                  "of\nusual engines. With --instance, rank 0 publishes them once it is ready")
+          .one_word()
           .needs(fingerprint)
           .type_name("NAME=DIR");
   fingerprint.needs(artifacts);
