@@ -283,15 +283,32 @@ TEST_F(Artifacts, RunPublishesTheQuietCachesOfAReadyInstanceOnce) {
   make_checkpoint(fleet_.dir("model"), 2, 64, 9);
   start();
   fleet_.publish("a", "m@1", fleet_.dir("model"));
-  auto spawn = supervised("a", "cache", "exec " + worker_program(),
-                          {"--instance", "i", "--artifacts-quiet", "100ms"});
-  // The worker is not ready yet: nothing is published, however quiet the caches are.
+  const auto publish_when = [&](const std::string& quiet_for, const std::string& fingerprint) {
+    auto when = words("publish", "a", "cache", fingerprint);
+    when.insert(when.end(), {"--when-ready", "i", "--quiet-for", quiet_for, "--timeout", "300ms"});
+    return fleet_.run_command(when);
+  };
+  const auto early = publish_when("0ms", "F");
+  EXPECT_EQ(early.exit_code, 5) << early.err;
+  EXPECT_THAT(early.err, HasSubstr("i is not ready"));
   EXPECT_EQ(sets_listed(), 0u);
-  Process supervisor(std::move(spawn));
+  Process supervisor(supervised("a", "cache", "exec " + worker_program(),
+                                {"--instance", "i", "--artifacts-quiet", "100ms"}));
   ASSERT_EQ(sum_of(supervisor).size(), 32u) << supervisor.err();
+  const auto restless = publish_when("1h", "G");
+  EXPECT_EQ(restless.exit_code, 5) << restless.err;
+  EXPECT_THAT(restless.err, HasSubstr("have not been quiet"));
   ASSERT_TRUE(eventually([&] { return sets_listed() == 1; })) << supervisor.err();
   ASSERT_EQ(fetch("b", "new").exit_code, 0);
   EXPECT_EQ(tree(fleet_.dir("new")), tree(fleet_.dir("cache")));
+}
+
+TEST_F(Artifacts, TheWaitForAPublicationEndsWithTheWorker) {
+  start();
+  const auto done = run(supervised("a", "cache", "exit 0", {"--instance", "i"}));
+  EXPECT_EQ(done.exit.code, 0) << done.err;
+  EXPECT_FALSE(done.timed_out);
+  EXPECT_EQ(sets_listed(), 0u);
 }
 
 TEST_F(Artifacts, TheDefaultCachesAreThoseOfTheEnginesAndBelongToTheFingerprint) {

@@ -87,7 +87,7 @@ Result<std::unique_ptr<Remote>> fleet_coordinator(const Settings& settings) {
 struct KnownSets {
   // Also of retired ones, which never come back. 0: none.
   std::uint64_t last_version = 0;
-  // Neither retired nor about to be.
+  // Neither retired nor about to be, ascending.
   std::vector<ModelVersion> live;
 };
 
@@ -103,6 +103,7 @@ Result<KnownSets> find_sets(Remote& coordinator, const std::string& name) {
     known.last_version = std::max<std::uint64_t>(known.last_version, version.id().version());
     if (is_live(version)) known.live.push_back({name, version.id().version()});
   }
+  std::ranges::sort(known.live);
   return known;
 }
 
