@@ -20,6 +20,8 @@ from typing import Any
 
 from . import _optional, command, errors
 
+PathLike = command.PathLike
+
 _ENGINES = ("vllm", "sglang")
 # Compilers, and packages that come with kernels which they compile.
 _COMPILERS = ("torch", "triton", "flashinfer-python", "deep-gemm", "sgl-kernel", "sglang-kernel")
@@ -91,9 +93,6 @@ def fingerprint(*, engine: str | None = None, dtype: str | None = None,
         "extra": extra,
     }
     return json.dumps({name: value for name, value in parts.items() if value}, sort_keys=True)
-
-
-PathLike = command.PathLike
 
 
 def _caches(caches: Mapping[str, PathLike]) -> list[str]:
