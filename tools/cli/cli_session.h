@@ -80,6 +80,7 @@ void add_demo(Command& app, Session& session);
 void add_publish(Command& app, Session& session);
 void add_pull(Command& app, Session& session);
 void add_run(Command& app, Session& session);
+void add_artifacts(Command& app, Session& session);
 void add_wait_ready(Command& app, Session& session);
 void add_status(Command& app, Session& session);
 void add_top(Command& app, Session& session);

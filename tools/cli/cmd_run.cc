@@ -2,6 +2,8 @@
 // instance of workers.
 #include <charconv>
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +13,7 @@
 #include "recovery/agent/local_agent.h"
 #include "recovery/worker/core/instance.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/artifact_set.h"
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/output.h"
@@ -28,6 +31,10 @@ struct RunArgs {
   std::string healthy_after = "60s";
   std::string kill_after = "60s";
   int crash_loop = 5;
+  std::vector<std::string> artifacts;
+  std::string artifacts_fingerprint;
+  std::string artifacts_timeout = "2min";
+  std::string artifacts_quiet = "60s";
   std::vector<std::string> command;
 };
 
@@ -48,6 +55,90 @@ Result<RankOf> parse_rank(const std::string& text) {
                 text);
   }
   return parsed;
+}
+
+// The caches that `--artifacts default` means. An engine keeps each in `below` of the directory
+// that the variable names.
+struct EngineCache {
+  const char* name;
+  const char* variable;
+  const char* below;
+};
+constexpr EngineCache kEngineCaches[] = {
+    {"inductor", "TORCHINDUCTOR_CACHE_DIR", ""},
+    {"triton", "TRITON_CACHE_DIR", ""},
+    {"vllm", "VLLM_CACHE_ROOT", ""},
+    {"flashinfer", "FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer"},
+    {"deep_gemm", "DG_JIT_CACHE_DIR", ""},
+    {"sglang_deep_gemm", "SGLANG_DG_CACHE_DIR", ""},
+};
+
+std::filesystem::path default_cache_directory() {
+  const auto given = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::filesystem::path(value != nullptr ? value : "");
+  };
+  if (const auto cache = given("XDG_CACHE_HOME"); !cache.empty()) return cache;
+  const auto home = given("HOME");
+  return (home.empty() ? "/tmp" : home) / ".cache";
+}
+
+// NAME=DIR for each cache. Those that the environment does not name get a directory for this
+// fingerprint only, and the worker gets its variable.
+std::vector<std::string> default_caches(const std::string& hash, SupervisorOptions& options) {
+  std::vector<std::string> caches;
+  for (const EngineCache& cache : kEngineCaches) {
+    const char* const given = std::getenv(cache.variable);
+    std::filesystem::path base = given != nullptr ? given : "";
+    if (base.empty()) {
+      base = default_cache_directory() / "rekindle/artifacts" / hash / cache.name;
+      options.environment.emplace_back(cache.variable, base.string());
+    }
+    caches.push_back(fmt::format("{}={}", cache.name, (base / cache.below).string()));
+  }
+  return caches;
+}
+
+// The worker's first rank publishes; all ranks fetch.
+Result<void> add_artifacts_to(SupervisorOptions& options, const Settings& settings,
+                              const RunArgs& args, const std::string& model, bool first_rank) {
+  if (args.artifacts.empty()) return {};
+  TRY(const std::string hash, fingerprint_hash(model, args.artifacts_fingerprint));
+  TRY_VOID(artifact_set_name(model, hash));
+  TRY(options.prepare_timeout, parse_duration("--artifacts-timeout", args.artifacts_timeout));
+  TRY_VOID(parse_duration("--artifacts-quiet", args.artifacts_quiet));
+  std::vector<std::string> caches;
+  for (const std::string& text : args.artifacts) {
+    if (text != "default") {
+      caches.push_back(text);
+      continue;
+    }
+    const auto usual = default_caches(hash, options);
+    caches.insert(caches.end(), usual.begin(), usual.end());
+  }
+  TRY_VOID(parse_cache_directories(caches));
+  std::error_code error;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return fail_errno(error.value(), "/proc/self/exe");
+  const auto helper = [&](const std::string& action) {
+    std::vector<std::string> words = {program.string(), "artifacts", action, model};
+    words.insert(words.end(), caches.begin(), caches.end());
+    words.insert(words.end(), {"--fingerprint=" + args.artifacts_fingerprint, "--store",
+                               settings.store, "--quiet"});
+    if (!settings.coordinator.empty()) {
+      words.insert(words.end(), {"--coordinator", settings.coordinator});
+    }
+    if (!settings.secret_file.empty()) {
+      words.insert(words.end(), {"--secret-file", settings.secret_file});
+    }
+    return words;
+  };
+  options.prepare = helper("fetch");
+  if (args.instance.empty() || !first_rank) return {};
+  options.companion = helper("publish");
+  options.companion.insert(options.companion.end(), {"--when-ready", args.instance, "--quiet-for",
+                                                     args.artifacts_quiet, "--timeout", "24h"});
+  return {};
 }
 
 Result<SupervisorOptions> to_options(const Settings& settings, const RunArgs& args) {
@@ -82,6 +173,7 @@ Result<SupervisorOptions> to_options(const Settings& settings, const RunArgs& ar
       {"REKINDLE_WORLD", fmt::format("{}", rank.world)},
       {"REKINDLE_GENERATION", fmt::format("{}", args.generation)},
   };
+  TRY_VOID(add_artifacts_to(options, settings, args, model.model, rank.rank == 0));
   return options;
 }
 
@@ -195,6 +287,27 @@ void add_run(Command& app, Session& session) {
       .type_name("N");
   sub.option("--kill-after", args->kill_after, "Time for the worker to stop after a signal [60s]")
       .type_name("TIME");
+  CommandOption fingerprint =
+      sub.option("--artifacts-fingerprint", args->artifacts_fingerprint,
+                 "Text that names the engine, its versions and the GPU (`rekindle artifacts "
+                 "--help`)")
+          .type_name("TEXT");
+  CommandOption artifacts =
+      sub.option("--artifacts", args->artifacts,
+                 "A compile cache to fetch before the first start, NAME=DIR, or `default`: those "
+                 "of\nusual engines. With --instance, rank 0 publishes them once it is ready")
+          .one_word()
+          .needs(fingerprint)
+          .type_name("NAME=DIR");
+  fingerprint.needs(artifacts);
+  sub.option("--artifacts-timeout", args->artifacts_timeout,
+             "Starts without artifacts that take longer [2min]")
+      .type_name("TIME")
+      .needs(artifacts);
+  sub.option("--artifacts-quiet", args->artifacts_quiet,
+             "Publishes caches that have not changed for so long [60s]")
+      .type_name("TIME")
+      .needs(artifacts);
   sub.option("command", args->command, "The worker, after --").required().type_name("CMD");
   sub.runs(session, "run", [&session, args] { return run_command(session.settings, *args); });
 }

@@ -71,6 +71,11 @@ CommandOption& CommandOption::check(std::function<std::string(const std::string&
   return *this;
 }
 
+CommandOption& CommandOption::one_word() {
+  option_->allow_extra_args(false);
+  return *this;
+}
+
 CommandOption& CommandOption::delimiter(char separator) {
   option_->delimiter(separator);
   return *this;

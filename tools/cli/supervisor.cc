@@ -32,6 +32,8 @@ namespace {
 constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP};
 constexpr int kOtherSignals[] = {SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH};
 constexpr std::chrono::milliseconds kLongestWait{60'000};
+// For a helper to end after SIGTERM.
+constexpr std::chrono::milliseconds kHelperGrace{2'000};
 // How often it checks whether the agent is back.
 constexpr std::chrono::milliseconds kAgentCheckInterval{50};
 // For the answer of an agent to a hello.
@@ -86,14 +88,40 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 // Runs in the child between fork and exec, so it calls only async-signal-safe functions.
 [[noreturn]] void become(char** argv, char** environment, const sigset_t& mask, pid_t parent,
-                         int report_fd) {
+                         int report_fd, int output_fd) {
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || ::getppid() != parent) ::_exit(kExitFailed);
+  if (output_fd != STDOUT_FILENO && ::dup2(output_fd, STDOUT_FILENO) < 0) ::_exit(kExitFailed);
   ::signal(SIGPIPE, SIG_DFL);
   (void)::sigprocmask(SIG_SETMASK, &mask, nullptr);
   ::execvpe(argv[0], argv, environment);
   const int error = errno;
   (void)!::write(report_fd, &error, sizeof error);
   ::_exit(kExitFailed);
+}
+
+// `output_fd` becomes its stdout.
+Result<pid_t> start_process(std::vector<std::string> words, std::vector<std::string> settings,
+                            const sigset_t& mask, int output_fd) {
+  const auto argv = pointers(words);
+  const auto environment = pointers(settings);
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return fail_errno(errno, "create a pipe");
+  UniqueFd read_end(ends[0]), write_end(ends[1]);
+  const pid_t parent = ::getpid();
+  const pid_t child = ::fork();
+  if (child < 0) return fail_errno(errno, "fork");
+  if (child == 0) {
+    become(const_cast<char**>(argv.data()), const_cast<char**>(environment.data()), mask, parent,
+           write_end.get(), output_fd);
+  }
+  write_end.reset();
+  int error = 0;
+  if (::read(read_end.get(), &error, sizeof error) == sizeof error) {
+    (void)::waitpid(child, nullptr, 0);
+    return fail(error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kInvalid, "run {}: {}",
+                words.front(), std::strerror(error));
+  }
+  return child;
 }
 
 }  // namespace
@@ -114,31 +142,66 @@ void Supervisor::say(const std::string& line) const {
 }
 
 Result<pid_t> Supervisor::start(int failures) {
-  auto words = options_.command;
   auto extra = options_.environment;
   extra.emplace_back("REKINDLE_FAILURES", fmt::format("{}", failures));
   extra.emplace_back("TRACEPARENT", traceparent_below(options_.trace));
-  auto settings = environment_with(extra);
-  const auto argv = pointers(words);
-  const auto environment = pointers(settings);
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return fail_errno(errno, "create a pipe");
-  UniqueFd read_end(ends[0]), write_end(ends[1]);
-  const pid_t parent = ::getpid();
-  const pid_t child = ::fork();
-  if (child < 0) return fail_errno(errno, "fork");
-  if (child == 0) {
-    become(const_cast<char**>(argv.data()), const_cast<char**>(environment.data()), before_, parent,
-           write_end.get());
+  return start_process(options_.command, environment_with(extra), before_, STDOUT_FILENO);
+}
+
+Result<pid_t> Supervisor::start_helper(const std::vector<std::string>& words) const {
+  return start_process(words, environment_with({}), before_, STDERR_FILENO);
+}
+
+void Supervisor::prepare() {
+  if (options_.prepare.empty()) return;
+  const auto child = start_helper(options_.prepare);
+  if (!child) return say(child.error().message());
+  const std::string what = options_.prepare[1] + " " + options_.prepare[2];
+  const TimePoint give_up = steady_now() + options_.prepare_timeout;
+  TimePoint kill_at = TimePoint::max();
+  int status = 0;
+  while (::waitpid(*child, &status, WNOHANG) == 0) {
+    const TimePoint now = steady_now();
+    if (now >= kill_at) {
+      (void)::kill(*child, SIGKILL);
+      (void)::waitpid(*child, &status, 0);
+      break;
+    }
+    if (kill_at == TimePoint::max() && (now >= give_up || stop_signal_ != 0)) {
+      (void)::kill(*child, SIGTERM);
+      kill_at = now + kHelperGrace;
+    }
+    siginfo_t signal{};
+    if (take_signal(signal, std::min(give_up, kill_at))) pass_on(0, signal);
   }
-  write_end.reset();
-  int error = 0;
-  if (::read(read_end.get(), &error, sizeof error) == sizeof error) {
-    (void)::waitpid(child, nullptr, 0);
-    return fail(error == ENOENT ? ErrorCode::kNotFound : ErrorCode::kInvalid, "run {}: {}",
-                words.front(), std::strerror(error));
+  const bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (!fine && stop_signal_ == 0) {
+    say(fmt::format("{} {}{}; starting without", what, describe(status),
+                    kill_at == TimePoint::max() ? "" : " because it took too long"));
   }
-  return child;
+}
+
+void Supervisor::start_companion() {
+  if (options_.companion.empty() || companion_ != 0) return;
+  const auto child = start_helper(options_.companion);
+  if (child) companion_ = *child;
+  if (!child) say(child.error().message());
+}
+
+void Supervisor::end_companion() {
+  if (companion_ == 0) return;
+  (void)::kill(companion_, SIGTERM);
+  const TimePoint give_up = steady_now() + kHelperGrace;
+  while (::waitpid(companion_, nullptr, WNOHANG) == 0) {
+    if (steady_now() >= give_up) {
+      (void)::kill(companion_, SIGKILL);
+      (void)::waitpid(companion_, nullptr, 0);
+      break;
+    }
+    siginfo_t signal{};
+    (void)take_signal(signal, give_up);
+  }
+  companion_ = 0;
 }
 
 bool Supervisor::take_signal(siginfo_t& signal, TimePoint deadline) {
@@ -165,6 +228,7 @@ Result<Supervisor::End> Supervisor::run_once(int failures) {
   End end;
   end.started = steady_now();
   TRY(const pid_t child, start(failures));
+  if (failures == 0) start_companion();
   while (true) {
     const pid_t done = ::waitpid(child, &end.status, WNOHANG);
     if (done == child) break;
@@ -221,6 +285,14 @@ bool Supervisor::wait_for_agent() {
 }
 
 Result<int> Supervisor::run() {
+  prepare();
+  if (stop_signal_ != 0) return kExitSignal + stop_signal_;
+  auto code = run_worker();
+  end_companion();
+  return code;
+}
+
+Result<int> Supervisor::run_worker() {
   int failures = 0;
   while (true) {
     TRY(const End end, run_once(failures));

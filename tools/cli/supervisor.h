@@ -20,6 +20,13 @@ struct SupervisorOptions {
   std::vector<std::pair<std::string, std::string>> environment;
   // Of the agent that the worker attaches to.
   std::string agent_socket;
+  // Runs to its end before the first start of `command`, at most for `prepare_timeout`. Whether it
+  // succeeds changes nothing. Empty: none.
+  std::vector<std::string> prepare;
+  std::chrono::milliseconds prepare_timeout{120'000};
+  // Starts with the first start of `command`, once. Ends with this process at the latest. Empty:
+  // none.
+  std::vector<std::string> companion;
   worker::RestartOptions restart;
   // The parent of the command's lives. Invalid: each life begins a trace.
   trace::Context trace;
@@ -50,7 +57,14 @@ class Supervisor {
     TimePoint started;
     TimePoint ended;
   };
+  // The worker.
   Result<pid_t> start(int failures);
+  // A command of this program beside the worker. Its output goes to stderr.
+  Result<pid_t> start_helper(const std::vector<std::string>& words) const;
+  void prepare();
+  void start_companion();
+  void end_companion();
+  Result<int> run_worker();
   Result<End> run_once(int failures);
   void pass_on(pid_t child, const siginfo_t& signal);
   // Waits for a signal until the deadline; false: none came.
@@ -65,6 +79,8 @@ class Supervisor {
   worker::RestartPolicy policy_;
   sigset_t watched_{};
   sigset_t before_{};
+  // Stays set when it has ended, until it is reaped. 0: none has started.
+  pid_t companion_ = 0;
   // The first signal that told this process to stop.
   int stop_signal_ = 0;
   TimePoint kill_at_ = TimePoint::max();
