@@ -107,7 +107,7 @@ async::Task<void> SessionServing::serve(SessionPtr session) {
     session->order.wanted.id = *id;
     const auto feed =
         parts_.feeds.get(session->order.wanted, session->order.device, session->trace.span);
-    session->trace.pull = feed->trace().trace;
+    session->trace.puller = feed->trace();
     if (!session->state.ended()) parts_.rounds.choose(session->id(), *id, feed);
     if (!session->state.ended()) choose_direct(*session, *feed);
     served = co_await follow(session, feed);

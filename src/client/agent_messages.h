@@ -96,6 +96,7 @@ struct UpdateRequest {
 struct BeginSwitchRequest {};
 struct PhasesReport {
   std::vector<PhaseTime> phases;
+  std::vector<std::uint64_t> ago_us;  // of each phase, or none
 };
 
 // In the order of the numbers of WorkerFrame.kind.
