@@ -1,6 +1,7 @@
 #include "tools/cli/explanation.h"
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <deque>
 #include <map>
@@ -533,6 +534,22 @@ TEST(ChromeTrace, HasTracksOnWhichSpansOnlyFollowOrContainEachOther) {
       }
     }
   }
+}
+
+TEST(IsWanted, TakesIdsWithCapitalLettersAndInstancesAsTheyAre) {
+  Spans spans;
+  Span& span = spans.add("pull", 0ms, 1ms);
+  span.attributes = {{std::string(trace::kOperation), std::string("pull")},
+                     {std::string(trace::kSubject), std::string(30, '0') + "af"}};
+  std::string id = span.context.trace.hex();
+  std::ranges::transform(id, id.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  EXPECT_TRUE(is_wanted(span, "pull", id));
+  EXPECT_TRUE(is_wanted(span, "pull", std::string(30, '0') + "AF"));
+  EXPECT_FALSE(is_wanted(span, "update", id));
+  span.attributes = {{std::string(trace::kOperation), std::string("recovery")},
+                     {std::string(trace::kSubject), std::string(30, '0') + "AF"}};
+  EXPECT_TRUE(is_wanted(span, "recovery", std::string(30, '0') + "AF"));
 }
 
 TEST(TraceWanted, IsAnIdAVersionOrAnInstance) {

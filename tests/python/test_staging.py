@@ -408,4 +408,8 @@ def test_the_phases_of_an_older_worker_follow_each_other_and_are_marked(fleet, s
     assert rank["args"]["rekindle.phase_starts"] == "unknown"
     (begin, end), (after, _) = phases["apply"], phases["resume"]
     assert end - begin == pytest.approx(250_000) and after == pytest.approx(end)
+    with pytest.raises(rk.InvalidError, match="began: resume"):
+        member.session.report_phases({"apply": 0.25, "resume": 0.5}, {"apply": 1})
+    with pytest.raises(rk.InvalidError, match="lunch|unknown name"):
+        member.session.report_phases({"lunch": 0.25}, {"lunch": 1})
     member.session.close()

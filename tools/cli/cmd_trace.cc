@@ -83,7 +83,7 @@ constexpr const char* kAgentHelp = "Of a recovery: the agent of its host [this h
 void add_trace(Command& app, Session& session) {
   Command sub = app.command(
       "trace",
-      "Print what happened in a pull, an update or a recovery, as JSON for Perfetto\n"
+      "Print what happened in a pull, update, publication or recovery, as JSON for Perfetto\n"
       "(https://ui.perfetto.dev) or chrome://tracing. Asks the coordinator and the agents that\n"
       "took part; those that do not answer are named on stderr. The newest operations are kept.");
   auto args = std::make_shared<TraceArgs>();
@@ -99,9 +99,8 @@ void add_trace(Command& app, Session& session) {
 void add_explain(Command& app, Session& session) {
   Command sub = app.command(
       "explain",
-      "Say where the time of a pull, an update, a publication or a recovery went: its phases, "
-      "what\n"
-      "was slow and compared with what, what it waited for, what failed, and what to do.");
+      "Say where the time of a pull, update, publication or recovery went: its phases, what was\n"
+      "slow and compared with what, what it waited for, what failed, and what to do.");
   auto args = std::make_shared<TraceArgs>();
   sub.option("WHAT", args->what, "pull, update, publication or recovery")
       .one_of({"pull", "update", "publication", "recovery"})

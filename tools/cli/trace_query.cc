@@ -27,9 +27,9 @@ bool is_id(const std::string& word) {
 
 // Ids have small letters wherever they are kept.
 std::string as_kept(std::string word) {
-  if (is_id(word))
-    std::ranges::transform(word, word.begin(),
-                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (!is_id(word)) return word;
+  for (char& digit : word)
+    digit = static_cast<char>(std::tolower(static_cast<unsigned char>(digit)));
   return word;
 }
 
@@ -202,11 +202,14 @@ Result<trace::TraceId> find_newest(const Settings& settings, const TraceWanted& 
 
 }  // namespace
 
-bool is_wanted(const trace::Span& span, const std::string& operation, const std::string& word) {
-  const std::string subject = as_kept(word);
-  if (trace::is_operation_on(span, operation, subject)) return true;
+bool is_wanted(const trace::Span& span, const std::string& operation, const std::string& subject) {
+  const std::string kept = as_kept(subject);
+  // An instance may look like an id.
+  for (const std::string& name : {subject, kept}) {
+    if (trace::is_operation_on(span, operation, name)) return true;
+  }
   const std::string* const kind = span.text(trace::kOperation);
-  return kind != nullptr && *kind == operation && subject == span.context.trace.hex();
+  return kind != nullptr && *kind == operation && kept == span.context.trace.hex();
 }
 
 TraceWanted trace_wanted(const std::string& word) {
@@ -219,7 +222,7 @@ TraceWanted trace_wanted(const std::string& word) {
 
 Result<CollectedTrace> collect_trace(const Settings& settings, TraceWanted wanted,
                                      std::chrono::milliseconds patience) {
-  wanted.subject = as_kept(wanted.subject);
+  if (wanted.operation != "recovery") wanted.subject = as_kept(wanted.subject);
   TRY(const auto addresses, addresses_of(settings, wanted));
   TRY(const auto newest, find_newest(settings, wanted, addresses));
   proto::TraceRequest request;
