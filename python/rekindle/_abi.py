@@ -159,6 +159,7 @@ _PROTOTYPES = {
     "rk_stage": (c_int32, _HANDLE, c_uint64, c_int64, _ERROR),
     "rk_begin_switch": (c_int32, _HANDLE, c_int64, _ERROR),
     "rk_report_phases": (c_int32, _HANDLE, POINTER(Phase), c_size_t, _ERROR),
+    "rk_report_phases_ago": (c_int32, _HANDLE, POINTER(Phase), POINTER(c_uint64), c_size_t, _ERROR),
     "rk_loaded": (c_int32, _HANDLE, _ERROR),
     "rk_wait_commit": (c_int32, _HANDLE, c_int64, _ERROR),
     "rk_wait_update": (c_int32, _HANDLE, c_int64, POINTER(c_uint64), _ERROR),

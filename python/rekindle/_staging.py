@@ -39,14 +39,17 @@ class Staging(NamedTuple):
 
 
 class Phases:
-    """Seconds that the phases of one update took in this process."""
+    """Seconds that the phases of one update took in this process. A phase may have several pieces;
+    it began with the first one."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._begun: dict[str, float] = {}
 
     @contextlib.contextmanager
     def measure(self, name: str) -> Iterator[None]:
         begun = time.perf_counter()
+        self._begun.setdefault(name, begun)
         try:
             yield
         finally:
@@ -55,7 +58,9 @@ class Phases:
     def report(self, session: "Session") -> None:
         """Tells the agent. An update does not fail because nobody takes the figures."""
         try:
-            session.report_phases(self.seconds)
+            now = time.perf_counter()
+            session.report_phases(self.seconds, {name: now - begun for name, begun
+                                                 in self._begun.items()})
         except Error as why:
             logger.info("rekindle: the phases of the update were not reported: %s", why)
 

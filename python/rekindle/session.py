@@ -298,12 +298,23 @@ class Session:
         InvalidError: other ranks switch to another version; nothing has changed."""
         self._native.call("rk_begin_switch", milliseconds(timeout))
 
-    def report_phases(self, seconds: Mapping[str, float]) -> None:
+    def report_phases(self, seconds: Mapping[str, float],
+                      ago: Mapping[str, float] | None = None) -> None:
         """Tells `rekindle update` how long the phases of an update took here: "declare", "copy",
-        "spread", "verify", "apply", "resume". Each call replaces the last one."""
+        "spread", "verify", "apply", "resume". `ago`: how many seconds ago each of them began, for
+        `rekindle trace`. InvalidError: another name, or one without its `ago`. Each call replaces
+        the last one."""
         phases = (_abi.Phase * len(seconds))(*(
             _abi.Phase(name.encode(), round(took * 1e6)) for name, took in seconds.items()))
-        self._native.call("rk_report_phases", phases, len(seconds))
+        if ago is None:
+            self._native.call("rk_report_phases", phases, len(seconds))
+            return
+        if missing := seconds.keys() - ago.keys():
+            raise errors.InvalidError("report_phases: `ago` does not say when these phases began: "
+                                      f"{', '.join(sorted(missing))}")
+        begun = (ctypes.c_uint64 * len(seconds))(*(
+            max(round(ago[name] * 1e6), 0) for name in seconds))
+        self._native.call("rk_report_phases_ago", phases, begun, len(seconds))
 
     def loaded(self) -> None:
         """Reports that this rank has loaded every tensor. Does not wait. InvalidError: not all

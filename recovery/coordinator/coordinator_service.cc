@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -266,6 +267,9 @@ Result<proto::TraceResponse> CoordinatorService::find_trace(const rpc::Peer&,
     named.insert(span.node());
     for (const auto& attribute : span.attributes()) {
       if (attribute.key() == trace::kSource) named.insert(attribute.text());
+      if (attribute.key() != trace::kSources) continue;
+      std::istringstream sources(attribute.text());
+      for (std::string source; sources >> source;) named.insert(source);
     }
   }
   for (const auto& [node_id, member] : core_.fleet().members.all()) {

@@ -58,10 +58,6 @@ class CoordinatorService {
     std::function<Result<void>()> may_answer;
     trace::Tracer* tracer = nullptr;
   };
-  CoordinatorService(Core& core, FleetWatch& watch, Committer& committer, Options options);
-  void attach(rpc::RpcServer& server);
-
- private:
   // How many spans of pulls that no coordinator opened are kept, so that many of these do not push
   // out the spans of all other operations.
   class Allowance {
@@ -82,6 +78,10 @@ class CoordinatorService {
     TimePoint last_{};
   };
 
+  CoordinatorService(Core& core, FleetWatch& watch, Committer& committer, Options options);
+  void attach(rpc::RpcServer& server);
+
+ private:
   Result<proto::HeartbeatResponse> heartbeat(const rpc::Peer& peer,
                                              const proto::HeartbeatRequest& request);
   Result<proto::ResolveResponse> resolve(const rpc::Peer& peer,

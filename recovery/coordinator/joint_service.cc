@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <utility>
+#include <vector>
 
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/trace/trace_wire.h"
@@ -13,8 +14,8 @@ namespace rekindle::coordinator {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestRosterWait{5000};
-// Of one publication. The spans of more agents are not asked for.
-constexpr std::size_t kMostHostSpans = 256;
+// Of one publication. The spans of agents that they have no room for are not asked for.
+constexpr std::size_t kMostHostSpans = 32;
 
 }  // namespace
 
@@ -28,19 +29,27 @@ void JointService::attach(rpc::RpcServer& server) {
   });
 }
 
-void JointService::record(const ModelVersion& id, const JointRoster& roster) const {
-  if (tracer_ == nullptr || roster.hosts.empty()) return;
+void record_roster(trace::Tracer& tracer, const ModelVersion& id, const JointRoster& roster) {
+  if (roster.hosts.empty()) return;
   const auto publication =
       trace::publication_context(id, roster.number, roster.hosts.front().node.incarnation);
   const TimePoint now = steady_now();
   const auto complete =
-      tracer_->record("roster_complete", publication, now, now,
-                      {{std::string(trace::kOperation), std::string("publish")},
-                       {std::string(trace::kSubject), id.to_string()},
-                       {"rekindle.hosts", static_cast<std::int64_t>(roster.hosts.size())}});
-  for (std::size_t i = 0; i < std::min(roster.hosts.size(), kMostHostSpans); ++i) {
-    tracer_->record("host", complete, now, now,
-                    {{std::string(trace::kSource), roster.hosts[i].node.node_id}});
+      tracer.record("roster_complete", publication, now, now,
+                    {{std::string(trace::kOperation), std::string("publish")},
+                     {std::string(trace::kSubject), id.to_string()},
+                     {"rekindle.hosts", static_cast<std::int64_t>(roster.hosts.size())}});
+  // Few spans: each pushes out one of another operation.
+  std::vector<std::string> lists(1);
+  for (const auto& host : roster.hosts) {
+    if (lists.back().size() + host.node.node_id.size() >= trace::kMostTextBytes)
+      lists.push_back({});
+    if (!lists.back().empty()) lists.back() += ' ';
+    lists.back() += host.node.node_id;
+  }
+  lists.resize(std::min(lists.size(), kMostHostSpans));
+  for (std::string& names : lists) {
+    tracer.record("hosts", complete, now, now, {{std::string(trace::kSources), std::move(names)}});
   }
 }
 
@@ -61,7 +70,9 @@ async::Task<Result<std::string>> JointService::report(rpc::Peer peer, std::strin
   if (!was_complete && core_.joint_rosters().is_complete(report.id)) {
     log::info("joint.complete", "version", report.id.to_string(), "world", report.world, "roster",
               core_.joint_rosters().roster_of(report.id).number);
-    record(report.id, core_.joint_rosters().roster_of(report.id));
+    if (tracer_ != nullptr) {
+      record_roster(*tracer_, report.id, core_.joint_rosters().roster_of(report.id));
+    }
   }
   wake_waiters();
   const JointRosters& rosters = core_.joint_rosters();

@@ -13,6 +13,9 @@
 
 namespace rekindle::coordinator {
 
+// Leaves the spans by which the publication of a complete roster and its agents are found.
+void record_roster(trace::Tracer& tracer, const ModelVersion& id, const JointRoster& roster);
+
 // The call of joint publications, served from a Core. It waits for the complete roster, at most as
 // long as its caller wants and 5 s. On the executor's one thread; must outlive the server's
 // close().
@@ -26,8 +29,6 @@ class JointService {
 
  private:
   async::Task<Result<std::string>> report(rpc::Peer peer, std::string body);
-  // Leaves a span by which the publication and its agents are found.
-  void record(const ModelVersion& id, const JointRoster& roster) const;
 
   Core& core_;
   const AnswerGate gate_;

@@ -102,28 +102,40 @@ void RoundTraces::record(const Round& round, TimePoint now) {
     tracer_->record(std::string(to_string(phase)), span, at, at + took);
     at += took;
   }
-  for (const RoundPlace& place : round.places()) {
-    std::vector<PhaseTime> phases;
-    if (place.last) phases = place.last->phases;
-    Duration took{};
-    for (const auto& phase : phases) took += std::chrono::microseconds(phase.elapsed_us);
+  for (const RoundPlace& place : round.places()) record_rank(span, place, {began, ended}, now);
+}
+
+void RoundTraces::record_rank(const trace::Context& update, const RoundPlace& place,
+                              const Extent& round, TimePoint now) {
+  const std::vector<PhaseTime> none;
+  const auto& phases = place.last ? place.last->phases : none;
+  const bool known =
+      std::ranges::all_of(phases, [](const PhaseTime& phase) { return phase.began.has_value(); });
+  std::vector<Extent> extents;
+  TimePoint at = round.began;
+  for (const PhaseTime& phase : phases) {
+    if (known) at = *phase.began;
+    extents.push_back({at, at + std::chrono::microseconds(phase.elapsed_us)});
+    at = extents.back().ended;
+  }
+  Extent whole = round;
+  if (!extents.empty()) {
+    whole.began = std::ranges::min(extents, {}, &Extent::began).began;
     // Its last phase may end a moment after the round.
-    const TimePoint rank_ended = phases.empty() ? ended : std::min(now, began + took);
-    const auto rank = tracer_->record(
-        "rank", span, began, rank_ended,
-        {{std::string(trace::kRank), place.to_string()},
-         {"rekindle.device", place.device},
-         {"rekindle.state", std::string(place.state_name())},
-         {"rekindle.bytes", static_cast<std::int64_t>(place.last ? place.last->payload_bytes : 0)},
-         {"rekindle.spread_bytes",
-          static_cast<std::int64_t>(place.last ? place.last->spread_bytes : 0)}},
-        place.why);
-    at = began;
-    for (const auto& phase : phases) {
-      const auto lasted = std::chrono::microseconds(phase.elapsed_us);
-      tracer_->record(phase.name, rank, at, at + lasted);
-      at += lasted;
-    }
+    whole.ended = std::min(now, std::ranges::max(extents, {}, &Extent::ended).ended);
+  }
+  std::vector<trace::Attribute> attributes{
+      {std::string(trace::kRank), place.to_string()},
+      {"rekindle.device", place.device},
+      {"rekindle.state", std::string(place.state_name())},
+      {"rekindle.bytes", static_cast<std::int64_t>(place.last ? place.last->payload_bytes : 0)},
+      {"rekindle.spread_bytes",
+       static_cast<std::int64_t>(place.last ? place.last->spread_bytes : 0)}};
+  if (!known) attributes.push_back({std::string(trace::kPhaseStarts), std::string("unknown")});
+  const auto rank =
+      tracer_->record("rank", update, whole.began, whole.ended, std::move(attributes), place.why);
+  for (std::size_t i = 0; i < phases.size(); ++i) {
+    tracer_->record(phases[i].name, rank, extents[i].began, extents[i].ended);
   }
 }
 
@@ -164,7 +176,7 @@ proto::RoundOrders RoundService::orders_of(const std::string& node_id) const {
 async::Task<Result<std::string>> RoundService::report_round(rpc::Peer peer, std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::RoundReport>(body));
   CO_TRY_VOID(check_speaker(peer, request.incarnation()));
-  CO_TRY(RoundReport report, from_proto(request));
+  CO_TRY(RoundReport report, from_proto(request, steady_now()));
   report.wait = wait_of(request.wait_ms());
   const TimePoint until = steady_now() + report.wait;
   const bool heard_all = core_.rounds().revision() == request.seen();

@@ -34,7 +34,7 @@ class RoundLog {
 };
 
 // Leaves the spans of each round that has ended: the round, its phases, and each rank with its own
-// phases. Ranks report how long these took, not when they began.
+// phases. Those of ranks that do not report when they began stand one after the other.
 class RoundTraces {
  public:
   // nullptr: no spans.
@@ -44,7 +44,13 @@ class RoundTraces {
   void look(const Rounds& rounds, TimePoint now);
 
  private:
+  struct Extent {
+    TimePoint began{};
+    TimePoint ended{};
+  };
   void record(const Round& round, TimePoint now);
+  void record_rank(const trace::Context& update, const RoundPlace& place, const Extent& round,
+                   TimePoint now);
 
   trace::Tracer* const tracer_;
   std::map<RoundId, trace::Context> parents_;

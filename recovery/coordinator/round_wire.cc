@@ -66,7 +66,7 @@ constexpr rpc::Fields kPlannedHost{WIRE_FIELD(node_id),  WIRE_FIELD(fetches),
                                    WIRE_FIELD(receives), WIRE_FIELD(sends),
                                    WIRE_FIELD(gives),    WIRE_FIELD(busiest_upload)};
 
-Result<RoundMember> from_proto(const proto::RoundMember& message) {
+Result<RoundMember> from_proto(const proto::RoundMember& message, TimePoint now) {
   TRY_VOID(check_text("a group", message.group()));
   TRY_VOID(check_text("an instance's name", message.instance()));
   TRY_VOID(check_text("a device", message.device()));
@@ -88,7 +88,8 @@ Result<RoundMember> from_proto(const proto::RoundMember& message) {
   // Phases that this build does not know are no reason to hear nothing of the agent's members.
   if (rpc::check_phases(message.phases())) {
     for (const auto& phase : message.phases()) {
-      member.phases.push_back({phase.name(), phase.elapsed_us()});
+      PhaseTime& time = member.phases.emplace_back(PhaseTime{phase.name(), phase.elapsed_us()});
+      if (phase.has_ago_us()) time.began = now - std::chrono::microseconds(phase.ago_us());
     }
   }
   member.why = cut_text(message.why(), kMaxReasonBytes);
@@ -144,7 +145,7 @@ std::uint64_t clamped_ms(Duration duration) {
 
 }  // namespace
 
-Result<RoundReport> from_proto(const proto::RoundReport& message) {
+Result<RoundReport> from_proto(const proto::RoundReport& message, TimePoint now) {
   TRY_VOID(check_text("a node id", message.node_id()));
   TRY_VOID(check_text("a device process's life", message.device_life()));
   if (message.members_size() > kMaxMembersPerReport || message.ids_size() > kMaxIdsPerReport) {
@@ -155,7 +156,7 @@ Result<RoundReport> from_proto(const proto::RoundReport& message) {
   RoundReport report;
   TRY_VOID(kReport.read(message, report));
   for (const auto& entry : message.members()) {
-    TRY(RoundMember member, from_proto(entry));
+    TRY(RoundMember member, from_proto(entry, now));
     report.members.push_back(std::move(member));
   }
   for (const auto& entry : message.ids()) {

@@ -8,8 +8,9 @@
 // Converts broadcast rounds between coordinator.proto and the core's own types.
 namespace rekindle::coordinator {
 
-// At most 4096 members with 64 communicators each; long reasons are cut.
-Result<RoundReport> from_proto(const proto::RoundReport& report);
+// At most 4096 members with 64 communicators each; long reasons are cut. The report came at `now`,
+// and the phases of its members began so long before.
+Result<RoundReport> from_proto(const proto::RoundReport& report, TimePoint now);
 proto::RoundOrders to_proto(const std::vector<RoundOrder>& orders);
 proto::RoundStatus to_proto(const Round& round, TimePoint now);
 proto::UpdatePlan to_proto(const UpdatePlan& plan);

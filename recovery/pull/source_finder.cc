@@ -315,7 +315,8 @@ async::Task<void> SourceFinder::close(const Result<void>& outcome) {
   for (const auto& span : spans_) *request.add_spans() = span;
   auto call =
       rpc::call<proto::COORDINATOR_CLOSE_PULL>(client, std::move(request), kFinderCloseDeadline);
-  if (coordinator_silent_ || !from_.empty()) {
+  // A command that ends takes calls with it that are still under way.
+  if (coordinator_silent_) {
     boost::asio::co_spawn(environment_.executor, std::move(call), boost::asio::detached);
   } else {
     (void)co_await std::move(call);

@@ -12,6 +12,8 @@ namespace rekindle::rpc {
 
 namespace {
 
+constexpr std::uint64_t kLongestPhase = std::uint64_t{30} * 86400 * 1'000'000;
+
 // Of ascending times, by the nearest rank.
 std::uint64_t percentile(const std::vector<std::uint64_t>& times, std::size_t percent) {
   const std::size_t rank = (times.size() * percent + 99) / 100;
@@ -30,8 +32,26 @@ Result<void> check_phases(const PhaseTimes& phases) {
     if (!seen.insert(phase.name()).second) {
       return fail(ErrorCode::kInvalid, "the phase {} is there twice", phase.name());
     }
+    if (std::max(phase.elapsed_us(), phase.ago_us()) > kLongestPhase) {
+      return fail(ErrorCode::kInvalid, "the phase {} took, or began, more than 30 days",
+                  phase.name());
+    }
   }
   return {};
+}
+
+Result<PhaseTimes> phases_of(const proto::PhasesReport& report) {
+  PhaseTimes phases = report.phases();
+  if (report.ago_us_size() > 0 && report.ago_us_size() != phases.size()) {
+    return fail(ErrorCode::kInvalid, "the beginnings of {} of {} phases of an update",
+                report.ago_us_size(), phases.size());
+  }
+  for (int i = 0; i < phases.size(); ++i) {
+    phases[i].clear_ago_us();
+    if (report.ago_us_size() > 0) phases[i].set_ago_us(report.ago_us(i));
+  }
+  TRY_VOID(check_phases(phases));
+  return phases;
 }
 
 std::string name_of(const proto::RoundStatus::Member& member) {

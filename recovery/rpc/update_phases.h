@@ -9,6 +9,7 @@
 
 #include "proto/common.pb.h"
 #include "proto/coordinator.pb.h"
+#include "proto/worker.pb.h"
 #include "src/base/result.h"
 
 namespace rekindle::rpc {
@@ -19,8 +20,11 @@ inline constexpr std::array<std::string_view, 6> kUpdatePhases{"declare", "copy"
 
 using PhaseTimes = google::protobuf::RepeatedPtrField<proto::PhaseTime>;
 
-// kInvalid: a name that is not a phase, or one twice.
+// kInvalid: a name that is not a phase, or one twice, or a time of more than 30 days.
 Result<void> check_phases(const PhaseTimes& phases);
+// The phases of a worker's report, with their beginnings if it has them. kInvalid as above, or it
+// does not have them of each phase.
+Result<PhaseTimes> phases_of(const proto::PhasesReport& report);
 
 // "rank 1 of i on b"; a worker without an instance is named by its process.
 std::string name_of(const proto::RoundStatus::Member& member);

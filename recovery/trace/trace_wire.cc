@@ -20,7 +20,6 @@ namespace {
 
 constexpr std::size_t kMostAnswered = 4096;
 constexpr int kMostAttributes = 32;
-constexpr std::size_t kMostTextBytes = 512;
 constexpr std::size_t kMostAnsweredBytes = std::size_t{8} << 20;
 // What is more than this was not measured. Sums of many still fit 63 bits.
 constexpr std::uint64_t kLatestStart = std::uint64_t{1} << 62;
@@ -94,12 +93,18 @@ std::vector<Span> most_telling(const std::vector<Span>& all, const Context& top,
   const std::size_t most_phases = std::max(most / kPhasesPart, most - std::min(most, rest));
   std::vector<const Span*> chosen;
   std::set<SpanId> known;
-  for (std::size_t i = 0; i < ranked.size() && chosen.size() < most; ++i) {
-    if (i < phases && chosen.size() >= most_phases) continue;
-    const Span& span = *ranked[i].span;
-    if (ranked[i].depth > 0 && !known.contains(span.parent)) continue;
-    known.insert(span.context.span);
-    chosen.push_back(&span);
+  // A span may come before its parent, so there is another turn for those that had none yet.
+  for (bool added = true; added;) {
+    added = false;
+    for (std::size_t i = 0; i < ranked.size() && chosen.size() < most; ++i) {
+      if (i < phases && chosen.size() >= most_phases) continue;
+      const Span& span = *ranked[i].span;
+      if (known.contains(span.context.span)) continue;
+      if (ranked[i].depth > 0 && !known.contains(span.parent)) continue;
+      known.insert(span.context.span);
+      chosen.push_back(&span);
+      added = true;
+    }
   }
   std::ranges::stable_sort(chosen, {}, &Span::start);
   std::vector<Span> spans;

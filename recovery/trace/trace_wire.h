@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "proto/trace.pb.h"
@@ -14,6 +15,10 @@ namespace rekindle::trace {
 
 // What a puller may send when it closes its pull.
 inline constexpr std::size_t kMostPullSpans = 64;
+// Of an attribute or an error. Longer text is cut.
+inline constexpr std::size_t kMostTextBytes = 512;
+// The attribute that names agents which may have spans of their own, with a space between them.
+inline constexpr std::string_view kSources = "rekindle.sources";
 
 // The span of a joint publication. Whoever knows the roster knows it: no message carries it.
 Context publication_context(const ModelVersion& id, std::uint64_t roster, const Incarnation& lead);

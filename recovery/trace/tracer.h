@@ -107,5 +107,8 @@ inline constexpr std::string_view kWait = "rekindle.wait";
 inline constexpr std::string_view kPullTrace = "rekindle.pull_trace";
 // Names a rank of an update: "rank 1 of i on b".
 inline constexpr std::string_view kRank = "rekindle.rank";
+// "unknown": the phases of the rank stand one after the other, because it has not said when they
+// began.
+inline constexpr std::string_view kPhaseStarts = "rekindle.phase_starts";
 
 }  // namespace rekindle::trace

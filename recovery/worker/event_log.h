@@ -24,10 +24,11 @@ namespace rekindle::worker {
 struct AttachTrace {
   trace::Context span;  // invalid: the attach is over
   trace::SpanId parent;
-  // From the moment when the death of the rank's last worker was seen until the attach.
+  // From the moment when the death of the rank's last worker was seen until the attach. If nobody
+  // wanted the rank for a while, from the start of its process.
   Duration restart{};
-  // Of the pull that brings the bytes, which may have begun for another rank. nil: not known.
-  trace::TraceId pull;
+  // The attach whose pull brings the bytes. It may be that of another rank. Invalid: not known.
+  trace::Context puller;
 };
 
 // Something that happened to a worker, to an instance (then without a rank), or to a copy.

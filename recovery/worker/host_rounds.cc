@@ -16,10 +16,17 @@ constexpr std::size_t kMostPiecesDescribed = 200'000;
 // Contents that are remembered as described. More are described again.
 constexpr std::size_t kMostDescribed = 1024;
 
-void add_phase(proto::RoundMember& member, const char* name, std::chrono::microseconds took) {
+// Not below zero.
+std::uint64_t us_of(Duration time) {
+  const auto count = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(count, 0));
+}
+
+void add_phase(proto::RoundMember& member, const char* name, Duration took, Duration ago) {
   auto& phase = *member.add_phases();
   phase.set_name(name);
-  phase.set_elapsed_us(static_cast<std::uint64_t>(took.count()));
+  phase.set_elapsed_us(us_of(took));
+  phase.set_ago_us(us_of(ago));
 }
 
 }  // namespace
@@ -112,8 +119,10 @@ bool RoundMember::progress(std::uint64_t bytes) {
   return true;
 }
 
-void RoundMember::end_spread(const device::SpreadOver& over) {
+void RoundMember::end_spread(const device::SpreadOver& over, TimePoint now) {
   kept_bytes_ = over.kept_bytes;
+  spread_ended_ = now;
+  meet_took_ = over.meet;
   spread_took_ = over.meet + over.elapsed;
   verify_took_ = over.verify;
   const bool given_all = !over.error && !over.worker_lost;
@@ -183,7 +192,7 @@ bool RoundMember::is_replaced_by(const Origin& newcomer) const {
          origin_.rank == newcomer.rank;
 }
 
-proto::RoundMember RoundMember::report(SessionId session, std::uint64_t sequence) {
+proto::RoundMember RoundMember::report(SessionId session, std::uint64_t sequence, TimePoint now) {
   if (state_report_ == 0 || reported_state_ != state_) {
     reported_state_ = state_;
     state_report_ = sequence;
@@ -210,17 +219,24 @@ proto::RoundMember RoundMember::report(SessionId session, std::uint64_t sequence
   out.set_kept_bytes(kept_bytes_);
   out.set_why(why_);
   out.set_worker_lost(worker_lost_);
+  report_phases(out, now);
+  return out;
+}
+
+void RoundMember::report_phases(proto::RoundMember& out, TimePoint now) const {
   const bool measured = spread_took_.count() > 0;
   for (const auto& phase : phases_) {
     // The device has measured these.
     if (measured && (phase.name() == "spread" || phase.name() == "verify")) continue;
-    *out.add_phases() = phase;
+    auto& added = *out.add_phases();
+    added = phase;
+    if (phase.has_ago_us()) added.set_ago_us(phase.ago_us() + us_of(now - phases_came_));
   }
-  if (measured) {
-    add_phase(out, "spread", spread_took_);
-    add_phase(out, "verify", verify_took_);
-  }
-  return out;
+  if (!measured) return;
+  const Duration spread_ago = now - spread_ended_ + spread_took_;
+  add_phase(out, "spread", spread_took_, spread_ago);
+  // Buckets verify from the moment when the devices have met.
+  add_phase(out, "verify", verify_took_, spread_ago - meet_took_);
 }
 
 namespace {
@@ -346,7 +362,7 @@ void HostRounds::fill(SessionId session, RoundMember& member, bool more) {
 void HostRounds::spread_over(const device::SpreadOver& over, TimePoint now) {
   RoundMember* const member = find_member(members_, over.session);
   if (member == nullptr) return;
-  member->end_spread(over);
+  member->end_spread(over, now);
   changed_ = true;
   if (member->ended()) return end_discarding(*member, over.error.has_value(), now);
   if (!over.error && !over.worker_lost) return fill(over.session, *member, over.more);
@@ -380,10 +396,10 @@ void HostRounds::commit(SessionId session) {
   changed_ = true;
 }
 
-void HostRounds::report_phases(SessionId session, const rpc::PhaseTimes& phases) {
+void HostRounds::report_phases(SessionId session, const rpc::PhaseTimes& phases, TimePoint now) {
   RoundMember* const member = find_member(members_, session);
   if (member == nullptr) return;
-  member->take_phases(phases);
+  member->take_phases(phases, now);
   changed_ = true;
 }
 
@@ -464,7 +480,7 @@ proto::RoundReport HostRounds::report(const std::string& device_life,
   report.set_seen(known_.seen());
   report.set_wait_ms(members_.empty() ? 0 : static_cast<std::uint32_t>(wait.count()));
   for (auto& [session, member] : members_) {
-    *report.add_members() = member.report(session, sequence_);
+    *report.add_members() = member.report(session, sequence_, now);
   }
   for (const auto& [key, meeting] : meetings_) {
     if (!meeting.id) continue;

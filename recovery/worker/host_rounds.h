@@ -116,7 +116,7 @@ class RoundMember {
   // True if there is progress.
   bool progress(std::uint64_t bytes);
   // What its device says at the end of the spread.
-  void end_spread(const device::SpreadOver& over);
+  void end_spread(const device::SpreadOver& over, TimePoint now);
   // Its device was given every byte of the round. `more`: others come from its host.
   void fill(bool more);
   // It gets the rest of its bytes without the round.
@@ -125,8 +125,9 @@ class RoundMember {
   void lose_worker(const std::string& why);
   void commit();
   // As its worker measured them.
-  void take_phases(const rpc::PhaseTimes& phases) {
+  void take_phases(const rpc::PhaseTimes& phases, TimePoint now) {
     phases_ = phases;
+    phases_came_ = now;
     state_report_ = 0;
   }
   // The round is over, or the session does not take part in it.
@@ -174,10 +175,11 @@ class RoundMember {
   bool is_forgotten(TimePoint now) const { return now >= forget_at_; }
   // The first report that says its present state and phases; 0: none yet.
   std::uint64_t state_report() const { return reported_state_ == state_ ? state_report_ : 0; }
-  proto::RoundMember report(SessionId session, std::uint64_t sequence);
+  proto::RoundMember report(SessionId session, std::uint64_t sequence, TimePoint now);
 
  private:
   void become_ready();
+  void report_phases(proto::RoundMember& out, TimePoint now) const;
 
   Origin origin_;
   ModelVersion id_;  // version 0: not chosen, or not here yet by the round
@@ -197,9 +199,12 @@ class RoundMember {
   State reported_state_ = proto::ROUND_SERVING;
   std::uint64_t state_report_ = 0;
   rpc::PhaseTimes phases_;
+  TimePoint phases_came_{};
   // As its device process measured them. Zero: it took part in no spread.
+  std::chrono::microseconds meet_took_{};
   std::chrono::microseconds spread_took_{};
   std::chrono::microseconds verify_took_{};
+  TimePoint spread_ended_{};
   TimePoint forget_at_ = TimePoint::max();
 };
 
@@ -246,7 +251,7 @@ class HostRounds {
   void want(SessionId session, const Digest& contents, std::uint64_t payload_bytes,
             WantedPieces pieces);
   void commit(SessionId session);
-  void report_phases(SessionId session, const rpc::PhaseTimes& phases);
+  void report_phases(SessionId session, const rpc::PhaseTimes& phases, TimePoint now);
   void fail(SessionId session, const std::string& why, TimePoint now);
   void detach(SessionId session, TimePoint now);
 

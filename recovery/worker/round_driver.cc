@@ -70,7 +70,7 @@ void RoundDriver::commit(SessionId session) {
 }
 
 void RoundDriver::report_phases(SessionId session, const rpc::PhaseTimes& phases) {
-  rounds_.report_phases(session, phases);
+  rounds_.report_phases(session, phases, steady_now());
   changed();
 }
 

@@ -121,7 +121,7 @@ async::Task<Result<void>> SessionServing::find_bytes(SessionPtr session, ModelVe
   }
   const auto feed =
       parts_.feeds.get(session->order.wanted, session->order.device, session->trace.span);
-  session->trace.pull = feed->trace().trace;
+  session->trace.puller = feed->trace();
   if (!session->state.ended()) parts_.rounds.choose(session->id(), id, feed);
   if (!session->state.ended()) choose_direct(*session, *feed);
   auto following = follow(session, feed);

@@ -8,6 +8,7 @@
 
 #include "recovery/rpc/update_phases.h"
 #include "recovery/worker/residents.h"
+#include "recovery/worker/worker_traces.h"
 #include "src/base/log.h"
 
 namespace rekindle::worker {
@@ -92,8 +93,14 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
                          trace::SpanId::random()};
   session->trace.parent = parent.span;
   if (const auto death = entry->detections.extract(session->rank())) {
-    session->state.phases().set(Phase::kDetect, death.mapped().took);
-    session->trace.restart = steady_now() - death.mapped().seen;
+    const Duration gone = steady_now() - death.mapped().seen;
+    const auto age = age_of_process(client->pid());
+    if (was_wanted(gone, age)) {
+      session->state.phases().set(Phase::kDetect, death.mapped().took);
+      session->trace.restart = gone;
+    } else {
+      session->trace.restart = *age;
+    }
     session->death = death.mapped();
   }
   if (!session->order.staged) {
@@ -165,8 +172,8 @@ Result<void> WorkerSessions::take_rank(const SessionPtr& session) {
 Result<void> WorkerSessions::report_phases(const ClientPtr& client,
                                            const proto::WorkerFrame& frame) {
   TRY(const auto session, find(client, frame));
-  TRY_VOID(rpc::check_phases(frame.phases().phases()));
-  parts_.rounds.report_phases(session->id(), frame.phases().phases());
+  TRY(const rpc::PhaseTimes phases, rpc::phases_of(frame.phases()));
+  parts_.rounds.report_phases(session->id(), phases);
   client->send(done_frame(frame.call(), frame.session()));
   return {};
 }

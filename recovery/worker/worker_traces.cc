@@ -1,11 +1,24 @@
 #include "recovery/worker/worker_traces.h"
 
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <sstream>
 #include <string>
 #include <utility>
+
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <time.h>
 
 namespace rekindle::worker {
 
 namespace {
+
+// Twice the default of --max-backoff.
+constexpr std::chrono::seconds kLongestPause{60};
 
 trace::Span recovery_span(const Event& event) {
   trace::Span span;
@@ -23,10 +36,11 @@ trace::Span recovery_span(const Event& event) {
   if (event.version) {
     attributes.push_back({std::string(trace::kVersion), event.version->to_string()});
   }
-  const trace::TraceId& pull = event.trace.pull;
+  // Ranks may share a trace.
+  const trace::Context& puller = event.trace.puller;
   const bool pulled = event.rung == to_string(Rung::kPeers);
-  if (pulled && !pull.is_nil() && pull != span.context.trace) {
-    attributes.push_back({std::string(trace::kPullTrace), pull.hex()});
+  if (pulled && puller.valid() && puller != span.context) {
+    attributes.push_back({std::string(trace::kPullTrace), puller.trace.hex()});
   }
   if (event.kind != "committed") span.error = event.why;
   return span;
@@ -52,6 +66,32 @@ void record_recovery(trace::Tracer& tracer, const Event& event, TimePoint now) {
     record(std::string(to_string(phase)), (*event.phases)[i]);
     if (phase == Phase::kDetect) record("restart", event.trace.restart);
   }
+}
+
+std::optional<Duration> age_of_process(std::uint32_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  // The name of the program, in brackets, may have any character.
+  const auto name = text.rfind(')');
+  if (name == std::string::npos) return std::nullopt;
+  std::istringstream fields(text.substr(name + 1));
+  constexpr int kBetween = 19;  // from the state to the time of the start
+  std::string field;
+  for (int i = 0; i < kBetween; ++i) fields >> field;
+  std::int64_t ticks = 0;
+  const auto per_second = static_cast<std::int64_t>(::sysconf(_SC_CLK_TCK));
+  timespec now{};
+  if (!(fields >> ticks) || per_second <= 0 || ::clock_gettime(CLOCK_BOOTTIME, &now) != 0) {
+    return std::nullopt;
+  }
+  const Duration began = std::chrono::seconds(ticks / per_second) +
+                         Duration(ticks % per_second * (1'000'000'000 / per_second));
+  const Duration up = std::chrono::seconds(now.tv_sec) + Duration(now.tv_nsec);
+  return std::max(up - began, Duration::zero());
+}
+
+bool was_wanted(Duration gone, std::optional<Duration> age) {
+  return !age || gone <= *age + kLongestPause;
 }
 
 }  // namespace rekindle::worker

@@ -102,7 +102,9 @@ constexpr auto fields_of(const UpdateRequest*) {
                 field(3, &UpdateRequest::gather_ms), field(4, &UpdateRequest::members));
 }
 constexpr auto fields_of(const BeginSwitchRequest*) { return fields(); }
-constexpr auto fields_of(const PhasesReport*) { return fields(field(1, &PhasesReport::phases)); }
+constexpr auto fields_of(const PhasesReport*) {
+  return fields(field(1, &PhasesReport::phases), field(2, &PhasesReport::ago_us));
+}
 constexpr auto fields_of(const SealResidentRequest*) {
   return fields(field(1, &SealResidentRequest::key), field(2, &SealResidentRequest::description),
                 field(3, &SealResidentRequest::block_bytes));

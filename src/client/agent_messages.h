@@ -98,6 +98,7 @@ struct UpdateRequest {
 struct BeginSwitchRequest {};
 struct PhasesReport {
   std::vector<PhaseTime> phases;
+  std::vector<std::uint64_t> ago_us;  // of each phase, or none
 };
 // The blocks come as descriptors.
 struct SealResidentRequest {

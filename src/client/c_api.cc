@@ -87,6 +87,17 @@ rk_update_result result_of(const UpdatedReply& updated) {
   return result;
 }
 
+Result<PhasesReport> phases_of(const rk_phase* phases, std::size_t count) {
+  if (phases == nullptr && count > 0) {
+    return fail(ErrorCode::kInvalid, "{} phases at a null pointer", count);
+  }
+  PhasesReport report;
+  for (const rk_phase& phase : std::span(phases, count)) {
+    report.phases.push_back({text(phase.name), phase.elapsed_us});
+  }
+  return report;
+}
+
 Result<WantedBox> box_of(const rk_box& box) {
   if (box.tensor == nullptr) return fail(ErrorCode::kInvalid, "a box without a tensor's name");
   WantedBox out{box.tensor, {}, {}};
@@ -377,13 +388,19 @@ RK_API int32_t rk_begin_switch(rk_session* session, int64_t timeout_ms, rk_error
 RK_API int32_t rk_report_phases(rk_session* session, const rk_phase* phases, size_t count,
                                 rk_error* error) {
   return with_object(session, error, [&](Session& object) -> Result<void> {
-    if (phases == nullptr && count > 0) {
-      return fail(ErrorCode::kInvalid, "{} phases at a null pointer", count);
+    TRY(PhasesReport report, phases_of(phases, count));
+    return object.report_phases(std::move(report));
+  });
+}
+
+RK_API int32_t rk_report_phases_ago(rk_session* session, const rk_phase* phases,
+                                    const uint64_t* ago_us, size_t count, rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(PhasesReport report, phases_of(phases, count));
+    if (ago_us == nullptr && count > 0) {
+      return fail(ErrorCode::kInvalid, "the beginnings of {} phases at a null pointer", count);
     }
-    PhasesReport report;
-    for (const rk_phase& phase : std::span(phases, count)) {
-      report.phases.push_back({text(phase.name), phase.elapsed_us});
-    }
+    report.ago_us.assign(ago_us, ago_us + count);
     return object.report_phases(std::move(report));
   });
 }

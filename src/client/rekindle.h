@@ -296,6 +296,11 @@ typedef struct rk_phase {
 } rk_phase;
 RK_API int32_t rk_report_phases(rk_session* session, const rk_phase* phases, size_t count,
                                 rk_error* error);
+/* As rk_report_phases(), with the time at which each phase began, for `rekindle trace`: phase i
+ * began `ago_us[i]` microseconds before this call. A phase that has taken place in several pieces
+ * began with the first one. */
+RK_API int32_t rk_report_phases_ago(rk_session* session, const rk_phase* phases,
+                                    const uint64_t* ago_us, size_t count, rk_error* error);
 
 /* --- parameters that outlive the worker in the memory of its device: docs/internals/resident.md */
 

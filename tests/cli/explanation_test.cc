@@ -1,6 +1,7 @@
 #include "tools/cli/explanation.h"
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <deque>
 #include <map>
@@ -270,6 +271,162 @@ TEST(ExplainUpdate, NamesTheRankThatHeldTheOthersUp) {
   }
 }
 
+// Three ranks whose last phases end at 400 ms, 400 ms and 900 ms. The last one was not slow: it
+// began late.
+class ExplainPlacedUpdate : public ::testing::Test {
+ protected:
+  ExplainPlacedUpdate() {
+    Span& top = spans_.add("update", 0ms, 1000ms);
+    top.attributes = {{std::string(trace::kOperation), std::string("update")},
+                      {std::string(trace::kSubject), std::string("m@2")}};
+    update_ = top;
+    for (int i = 0; i < 3; ++i) {
+      const auto late = i == 2 ? 500ms : 0ms;
+      Span& rank = spans_.add("rank", late, 1000ms, &update_);
+      rank.attributes = {{std::string(trace::kRank), fmt::format("rank {} of i on a", i)},
+                         {"rekindle.state", std::string("ready")}};
+      ranks_.push_back(&rank);
+      const Span parent = rank;
+      // The broadcast is a part of the copy.
+      spans_.add("copy", late, late + 200ms, &parent);
+      spans_.add("spread", late + 50ms, late + 200ms, &parent);
+      spans_.add("apply", late + 300ms, late + 400ms, &parent);
+      spans_.add("resume", late + 400ms, 1000ms, &parent);
+    }
+  }
+  std::string said(const std::string& kind) const {
+    std::string text;
+    for (const Finding& finding : spans_.explained("update")) {
+      if (finding.kind == kind) text += finding.text + "\n";
+    }
+    return text;
+  }
+
+  Spans spans_;
+  Span update_;
+  std::vector<Span*> ranks_;
+};
+
+TEST_F(ExplainPlacedUpdate, NamesTheRankAndThePhaseThatItWaitedFor) {
+  EXPECT_EQ(said("waited_for"),
+            "The update waited for rank 2 of i on a: its phase apply ended 0.50 s after the others "
+            "were done, and began 0.50 s later.\n");
+  EXPECT_EQ(said("slow_rank"), "") << "its phases took as long as those of the others";
+}
+
+TEST_F(ExplainPlacedUpdate, ClaimsNothingAboutRanksThatDoNotSayWhenTheirPhasesBegan) {
+  for (Span* rank : ranks_) {
+    rank->attributes.push_back({std::string(trace::kPhaseStarts), std::string("unknown")});
+  }
+  EXPECT_EQ(said("waited_for"), "");
+}
+
+// Of two agents with two ranks each.
+class ExplainPublication : public ::testing::Test {
+ protected:
+  ExplainPublication() {
+    Span& top = spans_.add("publication", 0ms, 2000ms);
+    top.attributes = {{std::string(trace::kOperation), std::string("publish")},
+                      {std::string(trace::kSubject), std::string("m@1")},
+                      {"rekindle.hosts", std::int64_t{2}}};
+    top_ = &top;
+    publication_ = top;
+    Span& complete = spans_.add("roster_complete", 400ms, 400ms, &publication_);
+    complete.attributes = top.attributes;
+    complete.node = "coordinator";
+  }
+  void share(const std::string& node, std::chrono::milliseconds digest,
+             const std::string& error = "") {
+    Span& span = spans_.add("share", 0ms, 2000ms, &publication_);
+    span.node = node;
+    span.error = error;
+    const Span parent = span;
+    spans_.add("gather", 0ms, 400ms, &parent);
+    spans_.add("write", 400ms, 1000ms, &parent);
+    spans_.add("digest", 1000ms, 1000ms + digest, &parent);
+  }
+  void rank(int number, const std::string& node, std::chrono::milliseconds declared,
+            std::chrono::milliseconds wrote) {
+    Span& span = spans_.add("rank", declared, 2000ms, &publication_);
+    span.node = node;
+    span.attributes = {{std::string(trace::kRank), fmt::format("rank {} on {}", number, node)}};
+    const Span parent = span;
+    spans_.add("gather", declared, 400ms, &parent);
+    spans_.add("write", 400ms, 400ms + wrote, &parent);
+    spans_.add("commit", 400ms + wrote, 2000ms, &parent);
+  }
+  std::string said(const std::string& kind) const {
+    std::string text;
+    for (const Finding& finding : spans_.explained("publish")) {
+      if (finding.kind == kind) text += finding.text + "\n";
+    }
+    return text;
+  }
+
+  Spans spans_;
+  Span* top_ = nullptr;
+  Span publication_;
+};
+
+TEST_F(ExplainPublication, NamesTheRankThatWroteSlowlyAndTheOneThatDeclaredLast) {
+  share("b", 200ms);
+  share("a", 200ms);
+  rank(0, "b", 0ms, 100ms);
+  rank(1, "b", 10ms, 600ms);
+  rank(2, "a", 390ms, 100ms);
+  rank(3, "a", 10ms, 100ms);
+  EXPECT_EQ(said("which"), "") << "the beginning of the roster is no publication of its own";
+  EXPECT_EQ(said("outcome"), "The joint publication of m@1 took 2.00 s on 2 host(s).\n");
+  EXPECT_EQ(said("phases"),
+            "The time went to write 600.0 ms (30 %), gather 400.0 ms (20 %), digest 200.0 ms (10 "
+            "%).\n");
+  EXPECT_EQ(said("slow_rank"), "rank 1 on b wrote for 600.0 ms; the others took 0.10 s.\n");
+  EXPECT_EQ(said("late_rank"), "rank 2 on a declared last: the others waited 0.38 s for it.\n");
+  EXPECT_EQ(said("slow_host"), "");
+}
+
+TEST_F(ExplainPublication, NamesTheHostThatWasSlowAndOnesThatFailed) {
+  share("b", 100ms, "a is lost");
+  share("a", 900ms);
+  rank(0, "b", 0ms, 100ms);
+  rank(1, "a", 10ms, 110ms);
+  EXPECT_EQ(said("slow_host"), "a digested for 900.0 ms; the others took 0.10 s.\n");
+  EXPECT_EQ(said("failure"), "b: a is lost.\n");
+  EXPECT_EQ(said("slow_rank"), "");
+  EXPECT_EQ(said("late_rank"), "");
+}
+
+TEST_F(ExplainPublication, SaysWhichSpansAreNotThere) {
+  share("b", 100ms);
+  EXPECT_EQ(said("outcome"),
+            "The joint publication of m@1 took 2.00 s on 2 host(s), of which 1 left no spans "
+            "here.\n");
+  top_->error = "rank 3 has left";
+  EXPECT_EQ(said("outcome"),
+            "The joint publication of m@1 failed after 2.00 s: rank 3 has left.\n");
+  top_->attributes.clear();
+  EXPECT_EQ(said("outcome"),
+            "The joint publication of m@1 has begun on 2 host(s), and its lead has left no span of "
+            "it.\n");
+}
+
+TEST(ExplainOnePublication, SaysWhereTheTimeOfOneProcessWent) {
+  Spans spans;
+  Span& top = spans.add("publish", 0ms, 1000ms);
+  top.attributes = {{std::string(trace::kOperation), std::string("publish")},
+                    {std::string(trace::kSubject), std::string("m@1")},
+                    {"rekindle.bytes", 500 * kMega}};
+  const Span publication = top;
+  spans.add("copy", 0ms, 900ms, &publication);
+  spans.add("claim", 900ms, 1000ms, &publication);
+  const auto findings = spans.explained("publish");
+  ASSERT_EQ(findings.size(), 3u);
+  EXPECT_TRUE(findings[0].text.starts_with("The publication of m@1 from b took 1.00 s: "))
+      << findings[0].text;
+  EXPECT_EQ(findings[1].text, "The time went to copy 900.0 ms (90 %), claim 100.0 ms (10 %).");
+  EXPECT_EQ(findings[2].text, "The phase copy bounded the publication.");
+}
+
 TEST(ExplainRecovery, NamesThePhaseThatTookLongest) {
   Spans spans;
   Span& top = spans.add("recovery", 0ms, 1000ms);
@@ -377,6 +534,22 @@ TEST(ChromeTrace, HasTracksOnWhichSpansOnlyFollowOrContainEachOther) {
       }
     }
   }
+}
+
+TEST(IsWanted, TakesIdsWithCapitalLettersAndInstancesAsTheyAre) {
+  Spans spans;
+  Span& span = spans.add("pull", 0ms, 1ms);
+  span.attributes = {{std::string(trace::kOperation), std::string("pull")},
+                     {std::string(trace::kSubject), std::string(30, '0') + "af"}};
+  std::string id = span.context.trace.hex();
+  std::ranges::transform(id, id.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  EXPECT_TRUE(is_wanted(span, "pull", id));
+  EXPECT_TRUE(is_wanted(span, "pull", std::string(30, '0') + "AF"));
+  EXPECT_FALSE(is_wanted(span, "update", id));
+  span.attributes = {{std::string(trace::kOperation), std::string("recovery")},
+                     {std::string(trace::kSubject), std::string(30, '0') + "AF"}};
+  EXPECT_TRUE(is_wanted(span, "recovery", std::string(30, '0') + "AF"));
 }
 
 TEST(TraceWanted, IsAnIdAVersionOrAnInstance) {

@@ -105,7 +105,15 @@ TEST(Stage, TheAgentHearsOfTheSwitchAndOfPhases) {
     EXPECT_EQ(told.phases().phases_size(), 2);
     EXPECT_EQ(told.phases().phases(1).name(), "apply");
     EXPECT_EQ(told.phases().phases(1).elapsed_us(), 250u);
+    EXPECT_EQ(told.phases().ago_us_size(), 0);
     agent.answer(told, done);
+    const auto timed = agent.expect(Kind::kPhases);
+    ASSERT_EQ(timed.phases().phases_size(), 2);
+    EXPECT_FALSE(timed.phases().phases(0).has_ago_us()) << "an older agent would pass it on late";
+    ASSERT_EQ(timed.phases().ago_us_size(), 2);
+    EXPECT_EQ(timed.phases().ago_us(0), 0u);
+    EXPECT_EQ(timed.phases().ago_us(1), 1u << 20);
+    agent.answer(timed, done);
     agent.fail(agent.expect(Kind::kBeginSwitch), proto::STATUS_INVALID, "other ranks");
     agent.until_closed();
   });
@@ -119,6 +127,11 @@ TEST(Stage, TheAgentHearsOfTheSwitchAndOfPhases) {
   const rk_phase phases[] = {{"copy", 9}, {"apply", 250}};
   EXPECT_EQ(rk_report_phases(session.handle, phases, 2, &error), RK_OK) << error.message;
   EXPECT_EQ(rk_report_phases(session.handle, nullptr, 2, &error), RK_INVALID);
+  const std::uint64_t ago_us[] = {0, 1 << 20};
+  EXPECT_EQ(rk_report_phases_ago(session.handle, phases, ago_us, 2, &error), RK_OK)
+      << error.message;
+  EXPECT_EQ(rk_report_phases_ago(session.handle, phases, nullptr, 2, &error), RK_INVALID);
+  EXPECT_THAT(error.message, HasSubstr("the beginnings of 2 phases"));
   EXPECT_EQ(rk_begin_switch(session.handle, kPatienceMs, &error), RK_INVALID);
   EXPECT_THAT(error.message, HasSubstr("other ranks"));
 }

@@ -1,5 +1,6 @@
 """A version that is taken beside the one that serves: the model is untouched until the switch, the
 instance stays ready, and whatever fails before the switch changes nothing."""
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from urllib import request
 
 import pytest
 import torch
-from conftest import PATIENCE_S, eventually
+from conftest import BINARY, PATIENCE_S, eventually
 from torch import nn
 
 import rekindle as rk
@@ -346,3 +347,69 @@ def test_an_update_reports_the_phases_of_its_ranks(fleet, store, published):
     assert all(set(one["phases_us"]) == set(result.phases) for one in last["members"])
     for member in members:
         member.session.close()
+
+
+def spans_of_ranks(fleet, subject, count):
+    """The ranks of an update, each with the beginning and the end of its phases, in microseconds."""
+    def recorded():
+        done = subprocess.run([BINARY, "trace", subject, "--coordinator", fleet.coordinator], capture_output=True,
+                              text=True, timeout=PATIENCE_S, env=fleet.environment)
+        spans = [event for event in json.loads(done.stdout)["traceEvents"] if event["ph"] == "X"] if done.stdout else []
+        ranks = [span for span in spans if span["name"] == "rank"]
+        return len(ranks) == count and (spans, ranks)
+
+    spans, ranks = eventually(recorded)
+    return [(rank, {span["name"]: (span["ts"], span["ts"] + span["dur"]) for span in spans
+                    if span["args"].get("parent") == rank["args"]["span"]}) for rank in ranks]
+
+
+def test_the_spans_of_an_update_stand_where_its_phases_took_place(fleet, store, published):
+    """Of the update above."""
+    rounding = 2  # microseconds
+    for rank, phases in spans_of_ranks(fleet, "staged@2", 2):
+        assert "rekindle.phase_starts" not in rank["args"]
+        assert set(phases) == {"declare", "copy", "spread", "verify", "apply", "resume"}
+        # The copy began in a thread of its own before the declaration had ended.
+        assert phases["declare"][0] <= phases["copy"][0] <= phases["declare"][1]
+        assert phases["copy"][1] <= phases["apply"][0] + rounding
+        assert phases["apply"][1] <= phases["resume"][0] + rounding
+        assert phases["spread"][0] <= phases["verify"][0]
+        assert rank["ts"] == min(begin for begin, _ in phases.values())
+
+
+class Untimed(Member):
+    """Reports durations only, as workers of 0.1.0 do."""
+
+    def run(self):
+        try:
+            where = {**options(self.store, device="double:5", instance="old"), "group": "old"}
+            model = Model()
+            first = rekindle_torch.load(model, "staged", 2, **where)
+            first.commit(PATIENCE_S)
+            self.serves.set()
+            version = first.wait_for_update(PATIENCE_S)
+            first.close()
+            self.session = rekindle_torch.load(model, "staged", version, **{**where, "generation": 1})
+            self.session.report_phases({"apply": 0.25})
+            self.session.commit(PATIENCE_S)
+            self.session.report_phases({"apply": 0.25, "resume": 0.5})
+        except BaseException as why:
+            self.failed = why
+
+
+def test_the_phases_of_an_older_worker_follow_each_other_and_are_marked(fleet, store, published):
+    member = Untimed(0, store)
+    member.start()
+    assert member.serves.wait(PATIENCE_S) and member.failed is None, member.failed
+    rk.update("staged@1", group="old", gather=PATIENCE_S, timeout=PATIENCE_S, agent=store)
+    member.join(PATIENCE_S)
+    assert not member.is_alive() and member.failed is None, member.failed
+    (rank, phases), = spans_of_ranks(fleet, "staged@1", 1)
+    assert rank["args"]["rekindle.phase_starts"] == "unknown"
+    (begin, end), (after, _) = phases["apply"], phases["resume"]
+    assert end - begin == pytest.approx(250_000) and after == pytest.approx(end)
+    with pytest.raises(rk.InvalidError, match="began: resume"):
+        member.session.report_phases({"apply": 0.25, "resume": 0.5}, {"apply": 1})
+    with pytest.raises(rk.InvalidError, match="lunch|unknown name"):
+        member.session.report_phases({"lunch": 0.25}, {"lunch": 1})
+    member.session.close()

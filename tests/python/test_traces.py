@@ -155,8 +155,13 @@ def test_trace_prints_the_spans_of_all_processes_for_perfetto(fleet):
         for begin, end in track:
             for start, stop in track:
                 assert stop <= begin or start >= end or (start >= begin and stop <= end) or (start <= begin and stop >= end)
-    by_pull_id = fleet.run("trace", top["args"]["rekindle.subject"], "--coordinator", fleet.coordinator)
-    assert len(by_pull_id["traceEvents"]) == len(events)
+    # As people copy ids, also with capital letters.
+    for word in (top["args"]["rekindle.subject"], report["trace"].upper(), top["args"]["rekindle.subject"].upper()):
+        again = fleet.run("trace", word, "--coordinator", fleet.coordinator)
+        assert len(again["traceEvents"]) == len(events), word
+    for word in (report["trace"].upper(), top["args"]["rekindle.subject"].upper()):
+        outcome = fleet.run("explain", "pull", word, "--coordinator", fleet.coordinator)["findings"][0]
+        assert outcome["text"].startswith("The pull of m@1 to "), word
 
 
 def test_explain_names_the_source_that_a_cap_slows(fleet):
@@ -176,6 +181,32 @@ def test_explain_shows_a_pull_that_no_coordinator_opened(fleet):
     for subject in ("m@9", "m"):
         outcome = fleet.run("explain", "pull", subject, "--coordinator", fleet.coordinator)["findings"][0]["text"]
         assert outcome.startswith("The pull of m@9 to ") and " failed after " in outcome, outcome
+
+
+def test_explain_shows_a_pull_from_named_agents(fleet):
+    """Such a pull asks the coordinator for nothing, and sends it its spans before the command ends."""
+    endpoint = fleet.run("status", "--coordinator", fleet.coordinator)["nodes"][0]["address"]
+    for count in range(5):
+        report = fleet.run("pull", "m@1", "--to", fleet.directory / f"from-{count}", "--from", endpoint,
+                           "--coordinator", fleet.coordinator)
+        outcome = fleet.run("explain", "pull", report["trace"], "--coordinator", fleet.coordinator)["findings"][0]
+        assert outcome["text"].startswith("The pull of m@1 to "), outcome
+
+
+def test_the_agent_of_this_host_knows_its_publications_without_a_coordinator(fleet):
+    fleet.publish("alone@1", fleet.directory / "model.safetensors")
+    for coordinator in ((), ("--coordinator", "127.0.0.1:1")):
+        done = subprocess.run([BINARY, "trace", "alone@1", "--store", fleet.store("a"), *coordinator],
+                              capture_output=True, text=True, timeout=PATIENCE_S, env=fleet.environment)
+        assert done.returncode == 0, done.stderr
+        assert {"publish", "copy", "claim", "commit"} <= {event["name"] for event in json.loads(done.stdout)["traceEvents"]}
+    findings = fleet.run("explain", "publication", "alone@1", "--store", fleet.store("a"))["findings"]
+    assert findings[0]["text"].startswith("The publication of alone@1 from a took "), findings
+    assert findings[1]["text"].startswith("The time went to ")
+    # An update is known to the coordinator only, and that it does not answer is the news.
+    done = subprocess.run([BINARY, "trace", "nobody@1", "--store", fleet.store("a"), "--coordinator", "127.0.0.1:1"],
+                          capture_output=True, text=True, timeout=PATIENCE_S, env=fleet.environment)
+    assert done.returncode not in (0, 3) and "127.0.0.1:1" in done.stderr
 
 
 def test_explain_shows_a_pull_of_this_host_that_had_no_coordinator(fleet):
@@ -317,6 +348,10 @@ with rekindle.publisher("joint@1", rank=rank, world=2, agent=sys.argv[2]) as pub
                              ("rank", {"gather", "write", "commit"})):
             assert {event["name"] for process, event in found if event["args"].get("parent") == own[part]["span"]} == phases
     assert {process for process, _ in found} == {"agent a", "agent b", "coordinator coordinator"}
+    findings = fleet.run("explain", "publication", "joint@1", "--coordinator", fleet.coordinator)["findings"]
+    assert findings[0]["text"].startswith("The joint publication of joint@1 took "), findings
+    assert findings[0]["text"].endswith(" on 2 host(s).")
+    assert "gather" in findings[1]["text"] and "confirm" in findings[1]["text"]
 
 
 def test_a_node_that_does_not_answer_is_named_and_the_rest_is_printed(fleet):

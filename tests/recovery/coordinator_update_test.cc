@@ -210,7 +210,7 @@ proto::RoundReport wire_report() {
 }
 
 TEST(RoundWire, AReportIsReadAsItWasWritten) {
-  const auto report = from_proto(wire_report());
+  const auto report = from_proto(wire_report(), TimePoint());
   ASSERT_TRUE(report) << report.error().message();
   EXPECT_EQ(report->device_life, "life");
   EXPECT_EQ(report->sequence, 3u);
@@ -245,7 +245,7 @@ class RoundWireGarbage : public ::testing::TestWithParam<Garbage> {};
 TEST_P(RoundWireGarbage, IsRefusedInOneLine) {
   proto::RoundReport report = wire_report();
   GetParam().spoil(report);
-  const auto read = from_proto(report);
+  const auto read = from_proto(report, TimePoint());
   ASSERT_FALSE(read);
   EXPECT_EQ(read.error().code(), ErrorCode::kInvalid);
   EXPECT_EQ(read.error().message().find('\n'), std::string::npos);
@@ -299,7 +299,7 @@ TEST(RoundWire, PhasesThatAreNotKnownAreLeftOutAndTheReportCounts) {
   member.mutable_id()->set_model("m");
   member.mutable_id()->set_version(1);
   for (const char* name : {"copy", "lunch\nbreak"}) member.add_phases()->set_name(name);
-  const auto taken = from_proto(report);
+  const auto taken = from_proto(report, TimePoint());
   ASSERT_TRUE(taken) << taken.error().message();
   ASSERT_EQ(taken->members.size(), 1u);
   EXPECT_TRUE(taken->members[0].phases.empty());

@@ -871,7 +871,7 @@ void World::hear(const coordinator::NodeInfo& info) {
 
 void World::report(proto::RoundReport report,
                    std::function<void(const proto::RoundOrders*)> answered) {
-  auto parsed = coordinator::from_proto(report);
+  auto parsed = coordinator::from_proto(report, now());
   ASSERT_TRUE(parsed) << parsed.error().message();
   const bool registered = members_->find(parsed->node_id, parsed->incarnation) != nullptr;
   const bool heard_all = rounds_->revision() == report.seen();

@@ -161,6 +161,23 @@ TEST(MostTelling, HaveThePhasesAndTheLongestOfEachSourceAndRailIfThereAreTooMany
   }
 }
 
+// The longest rail is in the shortest source: it sorts before its parent.
+TEST(MostTelling, HaveAChildWhoseParentSortsLaterIfThereIsRoom) {
+  SpanTree tree;
+  const Context pull = tree.add("pull", {}, 100s);
+  const Context transfer = tree.add("transfer", pull, 99s);
+  const auto source = [&](std::chrono::milliseconds took) {
+    return tree.add("source", transfer, took, {{std::string(kSource), "a"}});
+  };
+  source(9s);
+  source(8s);
+  const Context last = source(1s);
+  const Context rail = tree.add("rail", last, 1s, {{std::string(kRail), "mlx5_0"}});
+  const auto chosen = most_telling(tree.spans, pull, 64);
+  EXPECT_EQ(chosen.size(), tree.spans.size());
+  EXPECT_NE(std::ranges::find(chosen, rail, &Span::context), chosen.end());
+}
+
 TEST(Tracer, FindsTheNewestOperationOnASubject) {
   Tracer tracer("coordinator", "coordinator");
   TraceId last;

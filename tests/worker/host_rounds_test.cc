@@ -337,22 +337,34 @@ TEST_F(RoundsTest, RanksHereWithDifferentContentsShareNoCopy) {
 TEST_F(RoundsTest, PhasesOfTheWorkerAndTheSpreadOfItsDeviceAreReported) {
   spreading();
   rpc::PhaseTimes phases;
+  phases.Add()->set_name("declare");
   phases.Add()->set_name("copy");
-  rounds_.report_phases(1, phases);
-  rounds_.report_phases(99, phases);  // of nobody
+  phases[1].set_ago_us(50'000);
+  rounds_.report_phases(1, phases, now_);
+  rounds_.report_phases(99, phases, now_);  // of nobody
+  now_ += 10ms;
   auto done = over();
   done.meet = 2ms;
   done.elapsed = 5ms;
   done.verify = 1ms;
   rounds_.spread_over(done, now_);
   ASSERT_TRUE(rounds_.due());
-  const auto said = member();
-  ASSERT_EQ(said.phases_size(), 3);
-  EXPECT_EQ(said.phases(0).name(), "copy");
-  EXPECT_EQ(said.phases(1).name(), "spread");
-  EXPECT_EQ(said.phases(1).elapsed_us(), 7000u);
-  EXPECT_EQ(said.phases(2).name(), "verify");
-  EXPECT_EQ(said.phases(2).elapsed_us(), 1000u);
+  // Each report says how long ago they began, from when it is sent.
+  for (const std::uint64_t later_us : {0u, 4000u}) {
+    const auto said = member();
+    ASSERT_EQ(said.phases_size(), 4);
+    EXPECT_EQ(said.phases(0).name(), "declare");
+    EXPECT_FALSE(said.phases(0).has_ago_us());
+    EXPECT_EQ(said.phases(1).name(), "copy");
+    EXPECT_EQ(said.phases(1).ago_us(), 60'000u + later_us);
+    EXPECT_EQ(said.phases(2).name(), "spread");
+    EXPECT_EQ(said.phases(2).elapsed_us(), 7000u);
+    EXPECT_EQ(said.phases(2).ago_us(), 7000u + later_us);
+    EXPECT_EQ(said.phases(3).name(), "verify");
+    EXPECT_EQ(said.phases(3).elapsed_us(), 1000u);
+    EXPECT_EQ(said.phases(3).ago_us(), 5000u + later_us) << "since the devices had met";
+    now_ += 4ms;
+  }
 }
 
 TEST_F(RoundsTest, ASessionJoinsWhenItHasItsBucketsAndNoSooner) {

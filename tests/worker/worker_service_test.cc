@@ -316,6 +316,24 @@ TEST_F(WorkerServiceTest, PhasesHaveKnownNames) {
   EXPECT_NE(refused.error().message().find("declare, copy"), std::string::npos);
 }
 
+TEST_F(WorkerServiceTest, PhasesHaveAllTheirBeginningsOrNone) {
+  Raw raw = greeted();
+  const auto session = raw.attach("").session();
+  proto::WorkerFrame frame;
+  frame.set_session(session);
+  frame.mutable_phases()->add_phases()->set_name("copy");
+  frame.mutable_phases()->add_phases()->set_name("apply");
+  frame.mutable_phases()->add_ago_us(2000);
+  const auto refused = raw.answer(raw.send(frame));
+  EXPECT_EQ(refused.error().code(), proto::STATUS_INVALID);
+  EXPECT_NE(refused.error().message().find("1 of 2 phases"), std::string::npos);
+  frame.mutable_phases()->add_ago_us(1000);
+  EXPECT_TRUE(raw.answer(raw.send(frame)).has_done());
+  // More than a clock can count.
+  frame.mutable_phases()->set_ago_us(1, ~std::uint64_t{0});
+  EXPECT_EQ(raw.answer(raw.send(frame)).error().code(), proto::STATUS_INVALID);
+}
+
 TEST_F(WorkerServiceTest, AReplacedSessionHearsThatItIsStale) {
   Raw first = greeted();
   const auto one = first.attach("i").session();

@@ -37,10 +37,13 @@ Result<CollectedTrace> collect(const Session& session, TraceWanted wanted,
 Result<int> show_trace(const Session& session, const TraceArgs& args) {
   const TraceWanted wanted = trace_wanted(args.what);
   auto found = collect(session, wanted, args.agent);
-  const bool none = !found && found.error().code() == ErrorCode::kNotFound;
-  if (none && wanted.operation == "update") {
-    found =
+  if (!found && wanted.operation == "update") {
+    // The agent of this host knows its publications also without a coordinator.
+    auto published =
         collect(session, {.operation = "publish", .subject = args.what, .agent = ""}, args.agent);
+    const bool asked =
+        found.error().code() == ErrorCode::kNotFound || session.settings.coordinator.empty();
+    if (published || asked) found = std::move(published);
   }
   TRY(const auto collected, std::move(found));
   print_line(to_chrome_trace(collected.spans));
@@ -48,9 +51,10 @@ Result<int> show_trace(const Session& session, const TraceArgs& args) {
 }
 
 Result<int> show_explanation(const Session& session, const TraceArgs& args) {
+  const std::string operation = args.what == "publication" ? "publish" : args.what;
   TRY(const auto collected,
-      collect(session, {.operation = args.what, .subject = args.subject, .agent = ""}, args.agent));
-  const auto findings = explain(args.what, args.subject, collected.spans);
+      collect(session, {.operation = operation, .subject = args.subject, .agent = ""}, args.agent));
+  const auto findings = explain(operation, args.subject, collected.spans);
   if (findings.empty()) {
     return fail(ErrorCode::kNotFound, "the spans of {} have no {} in them", args.subject,
                 args.what);
@@ -79,7 +83,7 @@ constexpr const char* kAgentHelp = "Of a recovery: the agent of its host [this h
 void add_trace(Command& app, Session& session) {
   Command sub = app.command(
       "trace",
-      "Print what happened in a pull, an update or a recovery, as JSON for Perfetto\n"
+      "Print what happened in a pull, update, publication or recovery, as JSON for Perfetto\n"
       "(https://ui.perfetto.dev) or chrome://tracing. Asks the coordinator and the agents that\n"
       "took part; those that do not answer are named on stderr. The newest operations are kept.");
   auto args = std::make_shared<TraceArgs>();
@@ -95,11 +99,11 @@ void add_trace(Command& app, Session& session) {
 void add_explain(Command& app, Session& session) {
   Command sub = app.command(
       "explain",
-      "Say where the time of a pull, an update or a recovery went: its phases, what was slow and\n"
-      "compared with what, what it waited for, what failed, and what to do.");
+      "Say where the time of a pull, update, publication or recovery went: its phases, what was\n"
+      "slow and compared with what, what it waited for, what failed, and what to do.");
   auto args = std::make_shared<TraceArgs>();
-  sub.option("WHAT", args->what, "pull, update or recovery")
-      .one_of({"pull", "update", "recovery"})
+  sub.option("WHAT", args->what, "pull, update, publication or recovery")
+      .one_of({"pull", "update", "publication", "recovery"})
       .required();
   sub.option("SUBJECT", args->subject,
              "MODEL[@VERSION], the newest operation on it; the id of a pull or trace; or the\n"

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -29,6 +30,11 @@ constexpr double kAtCap = 0.8;
 constexpr double kBounds = 0.5;
 // A rank that took this much longer than the median of the others is slow.
 constexpr double kSlowRank = 1.5;
+// A wait, or a delay, of this share of the time is told.
+constexpr double kWaited = 0.1;
+// A joint publication, and the span that the coordinator leaves at its beginning.
+constexpr std::string_view kJoint = "publication";
+constexpr std::string_view kRosterComplete = "roster_complete";
 // So many operations are named beside the one that is explained.
 constexpr std::size_t kMostOthers = 8;
 
@@ -106,6 +112,18 @@ Finding phases_finding(const std::vector<PhaseTime>& phases, Nanoseconds whole) 
                         time_text(phases[i].took), 100 * share(phases[i].took, whole));
   }
   return {"phases", text + ".", ""};
+}
+
+// The time in which any of the spans ran: they may overlap.
+Nanoseconds time_in(std::vector<const Span*> spans) {
+  std::ranges::sort(spans, {}, &Span::start);
+  Nanoseconds together{};
+  Nanoseconds until{};
+  for (const Span* span : spans) {
+    together += std::max(Nanoseconds{}, span->end() - std::max(until, span->start));
+    until = std::max(until, span->end());
+  }
+  return together;
 }
 
 // What one source brought in all transfers of a pull.
@@ -370,6 +388,90 @@ class PullExplanation {
 // "gathering" waits for workers, "meeting" for communicators.
 constexpr std::string_view kGathering = "gathering";
 
+// A rank of an update, with its phases.
+struct UpdatedRank {
+  const Span* span = nullptr;
+  std::string name;
+  std::vector<const Span*> phases = {};
+  // In its phases.
+  Nanoseconds busy{};
+  // The one that ended last before it waited for the others. nullptr: none.
+  const Span* last = nullptr;
+};
+
+// In this phase a rank waits until all of them have committed.
+constexpr std::string_view kResume = "resume";
+
+std::vector<UpdatedRank> ranks_of(const std::vector<const Span*>& spans, const Tree& tree) {
+  std::vector<UpdatedRank> ranks;
+  for (const Span* span : spans) {
+    UpdatedRank rank{span, text_of(*span, trace::kRank, "a rank"), tree.children(*span)};
+    rank.busy = rank.phases.empty() ? span->duration : time_in(rank.phases);
+    for (const Span* phase : rank.phases) {
+      if (phase->name == kResume) continue;
+      if (rank.last == nullptr || phase->end() > rank.last->end()) rank.last = phase;
+    }
+    ranks.push_back(std::move(rank));
+  }
+  return ranks;
+}
+
+std::vector<Finding> slow_ranks(const std::vector<UpdatedRank>& ranks) {
+  std::vector<Finding> findings;
+  for (const UpdatedRank& rank : ranks) {
+    if (!rank.span->error.empty()) {
+      findings.push_back({"failure", fmt::format("{}: {}.", rank.name, rank.span->error), ""});
+    }
+    std::vector<double> others;
+    for (const UpdatedRank& other : ranks) {
+      if (&other != &rank && other.span->error.empty()) others.push_back(in_seconds(other.busy));
+    }
+    const double usual = median(others);
+    if (usual <= 0 || in_seconds(rank.busy) <= kSlowRank * usual) continue;
+    const auto own = phases_of(rank.phases);
+    std::string text =
+        fmt::format("{} took {}, {:.1f} times as long as the others ({:.2f} s)", rank.name,
+                    time_text(rank.busy), in_seconds(rank.busy) / usual, usual);
+    if (!own.empty())
+      text += fmt::format("; most of it was {} ({})", own[0].name, time_text(own[0].took));
+    findings.push_back(
+        {"slow_rank", text + ".", "Look at that worker's GPU, its host's load and its PCIe link."});
+  }
+  return findings;
+}
+
+// The rank whose last phase ended long after those of the others. Ranks that have not said when
+// their phases began tell nothing about it.
+std::optional<Finding> waited_for(const std::vector<UpdatedRank>& ranks, Nanoseconds whole) {
+  std::vector<const UpdatedRank*> placed;
+  for (const UpdatedRank& rank : ranks) {
+    const bool known = rank.last != nullptr && rank.span->text(trace::kPhaseStarts) == nullptr;
+    if (known && rank.span->error.empty()) placed.push_back(&rank);
+  }
+  if (placed.size() < 2) return std::nullopt;
+  const UpdatedRank& last = **std::ranges::max_element(
+      placed, {}, [](const UpdatedRank* rank) { return rank->last->end(); });
+  std::vector<double> ends;
+  std::vector<double> starts;
+  for (const UpdatedRank* rank : placed) {
+    if (rank == &last) continue;
+    ends.push_back(in_seconds(last.last->end() - rank->last->end()));
+    for (const Span* phase : rank->phases) {
+      if (phase->name == last.last->name) {
+        starts.push_back(in_seconds(last.last->start - phase->start));
+      }
+    }
+  }
+  const double late = median(ends);
+  if (late < kWaited * in_seconds(whole)) return std::nullopt;
+  std::string text = fmt::format(
+      "The update waited for {}: its phase {} ended {:.2f} s after the others were done", last.name,
+      last.last->name, late);
+  const double began = median(starts);
+  if (!starts.empty() && began > 0) text += fmt::format(", and began {:.2f} s later", began);
+  return Finding{"waited_for", text + ".", ""};
+}
+
 std::vector<Finding> explain_update(const Span& update, const Tree& tree) {
   std::vector<const Span*> phases;
   std::vector<const Span*> ranks;
@@ -390,26 +492,9 @@ std::vector<Finding> explain_update(const Span& update, const Tree& tree) {
        ""});
   const auto times = phases_of(phases);
   if (!times.empty()) findings.push_back(phases_finding(times, update.duration));
-  for (const Span* rank : ranks) {
-    const std::string name = text_of(*rank, trace::kRank, "a rank");
-    if (!rank->error.empty()) {
-      findings.push_back({"failure", fmt::format("{}: {}.", name, rank->error), ""});
-    }
-    std::vector<double> others;
-    for (const Span* other : ranks) {
-      if (other != rank && other->error.empty()) others.push_back(in_seconds(other->duration));
-    }
-    const double usual = median(others);
-    if (usual <= 0 || in_seconds(rank->duration) <= kSlowRank * usual) continue;
-    const auto own = phases_of(tree.children(*rank));
-    std::string text =
-        fmt::format("{} took {}, {:.1f} times as long as the others ({:.2f} s)", name,
-                    time_text(rank->duration), in_seconds(rank->duration) / usual, usual);
-    if (!own.empty())
-      text += fmt::format("; most of it was {} ({})", own[0].name, time_text(own[0].took));
-    findings.push_back(
-        {"slow_rank", text + ".", "Look at that worker's GPU, its host's load and its PCIe link."});
-  }
+  const auto updated = ranks_of(ranks, tree);
+  std::ranges::move(slow_ranks(updated), std::back_inserter(findings));
+  if (auto waited = waited_for(updated, update.duration)) findings.push_back(std::move(*waited));
   if (!times.empty() && share(times[0].took, update.duration) >= kBounds) {
     findings.push_back({"bound", fmt::format("The phase {} bounded the update.", times[0].name),
                         times[0].name == kGathering
@@ -417,6 +502,169 @@ std::vector<Finding> explain_update(const Span& update, const Tree& tree) {
                               "shorten --gather."
                             : ""});
   }
+  return findings;
+}
+
+// --- publications
+
+// Of one agent, or of one rank, in a joint publication.
+struct Publisher {
+  std::string name;
+  std::string node;
+  std::string error;
+  std::map<std::string, Nanoseconds> phases = {};
+};
+
+std::vector<Publisher> publishers_of(const Span& publication, const Tree& tree,
+                                     std::string_view kind) {
+  std::vector<Publisher> publishers;
+  for (const Span* span : tree.children(publication)) {
+    if (span->name != kind) continue;
+    Publisher one{text_of(*span, trace::kRank, span->node), span->node, span->error};
+    for (const Span* phase : tree.children(*span)) one.phases[phase->name] += phase->duration;
+    publishers.push_back(std::move(one));
+  }
+  std::ranges::stable_sort(publishers, {}, &Publisher::name);
+  return publishers;
+}
+
+// Compares how long each took in a phase. Waits for others belong to no phase that is compared.
+class PhaseOfMany {
+ public:
+  PhaseOfMany(const std::vector<Publisher>& all, const std::string& phase) {
+    for (const Publisher& one : all) {
+      const auto took = one.phases.find(phase);
+      if (took != one.phases.end()) times_.push_back({&one, took->second});
+    }
+    std::ranges::stable_sort(times_, {}, &Time::took);
+  }
+  // Fewer cannot be compared.
+  bool compares() const { return times_.size() >= 2; }
+  const Publisher& shortest() const { return *times_.front().of; }
+  const Publisher& longest() const { return *times_.back().of; }
+  Nanoseconds least() const { return times_.front().took; }
+  Nanoseconds most() const { return times_.back().took; }
+  // Of the others than the shortest, or the longest one, in seconds.
+  double usual_beside_shortest() const { return usual(1, times_.size()); }
+  double usual_beside_longest() const { return usual(0, times_.size() - 1); }
+
+ private:
+  struct Time {
+    const Publisher* of;
+    Nanoseconds took;
+  };
+  double usual(std::size_t from, std::size_t to) const {
+    std::vector<double> some;
+    for (std::size_t i = from; i < to; ++i) some.push_back(in_seconds(times_[i].took));
+    return median(some);
+  }
+  std::vector<Time> times_;
+};
+
+// The one that took much longer in this phase than the others, if the publication felt it.
+std::optional<Finding> slow_publisher(const std::string& kind, const PhaseOfMany& times,
+                                      const std::string& did, const std::string& advice,
+                                      Nanoseconds whole) {
+  if (!times.compares()) return std::nullopt;
+  const double most = in_seconds(times.most());
+  const double usual = times.usual_beside_longest();
+  if (most <= kSlowRank * usual || most - usual < kWaited * in_seconds(whole)) return std::nullopt;
+  return Finding{kind,
+                 fmt::format("{} {} for {}; the others took {:.2f} s.", times.longest().name, did,
+                             time_text(times.most()), usual),
+                 advice};
+}
+
+// The rank that declared last. The others were gathered before it, so it waited least.
+std::optional<Finding> late_rank(const PhaseOfMany& gather, Nanoseconds whole) {
+  if (!gather.compares()) return std::nullopt;
+  const double waited = gather.usual_beside_shortest() - in_seconds(gather.least());
+  if (waited < kWaited * in_seconds(whole)) return std::nullopt;
+  return Finding{"late_rank",
+                 fmt::format("{} declared last: the others waited {:.2f} s for it.",
+                             gather.shortest().name, waited),
+                 "See what it did before rekindle.publisher()."};
+}
+
+std::vector<Finding> explain_joint(const Span& publication, const Tree& tree) {
+  const auto shares = publishers_of(publication, tree, "share");
+  const auto ranks = publishers_of(publication, tree, "rank");
+  const Nanoseconds whole = publication.duration;
+  std::vector<Finding> findings;
+  const auto add = [&findings](std::optional<Finding> finding) {
+    if (finding) findings.push_back(std::move(*finding));
+  };
+  add(slow_publisher("slow_rank", {ranks, "write"}, "wrote",
+                     "Look at that worker's GPU, its host's load and its PCIe link.", whole));
+  add(late_rank({ranks, "gather"}, whole));
+  add(slow_publisher("slow_host", {shares, "digest"}, "digested",
+                     "The CPUs of that host digested: see `rekindle bench digest` there.", whole));
+  add(slow_publisher("slow_host", {shares, "finish"}, "finished the tiles that hosts share",
+                     "It waited for their pieces: look at its links with `rekindle topo`.", whole));
+  add(slow_publisher("slow_host", {shares, "commit"}, "committed its copy",
+                     "Look at the load of that host and at its store.", whole));
+  for (const Publisher& host : shares) {
+    if (host.error.empty() || host.error == publication.error) continue;
+    findings.push_back({"failure", fmt::format("{}: {}.", host.name, host.error), ""});
+  }
+  return findings;
+}
+
+// The phases of a publication: its own, or those of the share of a joint publication's lead.
+std::vector<const Span*> phases_of_publication(const Span& publication, const Tree& tree) {
+  if (publication.name != kJoint) return tree.children(publication);
+  for (const Span* child : tree.children(publication)) {
+    if (child->name == "share" && child->node == publication.node) return tree.children(*child);
+  }
+  return {};
+}
+
+std::string publication_outcome(const Span& publication, const Tree& tree) {
+  const bool joint = publication.name == kJoint;
+  const std::string what = fmt::format("The {}publication of {}", joint ? "joint " : "",
+                                       text_of(publication, trace::kSubject, "a version"));
+  const std::string took = time_text(publication.duration);
+  if (!publication.error.empty()) {
+    return fmt::format("{} failed after {}: {}.", what, took, publication.error);
+  }
+  if (!joint) {
+    return fmt::format("{} from {} took {}: {}.", what, publication.node, took,
+                       bytes_text(publication.number("rekindle.bytes")));
+  }
+  std::string text =
+      fmt::format("{} took {} on {} host(s)", what, took, publication.number("rekindle.hosts"));
+  const auto shares = publishers_of(publication, tree, "share").size();
+  const auto missing = publication.number("rekindle.hosts") - static_cast<std::int64_t>(shares);
+  if (missing > 0) text += fmt::format(", of which {} left no spans here", missing);
+  return text + ".";
+}
+
+std::vector<Finding> explain_publication(const Span& publication, const Tree& tree) {
+  if (publication.name == kRosterComplete) {
+    return {{"outcome",
+             fmt::format("The joint publication of {} has begun on {} host(s), and its lead has "
+                         "left no span of it.",
+                         text_of(publication, trace::kSubject, "a version"),
+                         publication.number("rekindle.hosts")),
+             "It has not ended yet, or the agent of its lead is away or has started anew."}};
+  }
+  std::vector<Finding> findings{{"outcome", publication_outcome(publication, tree), ""}};
+  const auto times = phases_of(phases_of_publication(publication, tree));
+  if (!times.empty()) findings.push_back(phases_finding(times, publication.duration));
+  std::ranges::move(explain_joint(publication, tree), std::back_inserter(findings));
+  if (times.empty() || share(times[0].took, publication.duration) < kBounds) return findings;
+  static const std::map<std::string_view, std::string_view> kAdvice{
+      {"gather", "Ranks declared late, or at different times."},
+      {"copy", "The file was read and copied: look at its disk, or publish from memory."},
+      {"write", "The ranks wrote their tensors: their GPUs and PCIe links took the time."},
+      {"digest", "The CPUs digested: see `rekindle bench digest`."},
+      {"finish", "Hosts that share tiles sent pieces to each other: let ranks write whole tiles."},
+      {"claim", "It waited for the other hosts, or for the coordinator."},
+      {"confirm", "It waited for the other hosts, or for the coordinator."},
+  };
+  const auto advice = kAdvice.find(times[0].name);
+  findings.push_back({"bound", fmt::format("The phase {} bounded the publication.", times[0].name),
+                      std::string(advice == kAdvice.end() ? "" : advice->second)});
   return findings;
 }
 
@@ -507,15 +755,19 @@ std::vector<Finding> explain(const std::string& operation, const std::string& su
   for (const Span& span : spans) {
     if (is_wanted(span, operation, subject)) fitting.push_back(&span);
   }
+  // The beginning of a joint publication is one of its own where its lead is silent only.
+  const auto is_beginning = [](const Span* span) { return span->name == kRosterComplete; };
+  if (!std::ranges::all_of(fitting, is_beginning)) std::erase_if(fitting, is_beginning);
   if (fitting.empty()) return {};
   std::ranges::stable_sort(fitting, std::greater(), &Span::end);
   const Span& newest = *fitting.front();
   const Tree tree(spans);
   std::vector<Finding> findings;
   if (fitting.size() > 1) findings.push_back(which_finding(operation, fitting));
-  auto own = operation == "pull"     ? PullExplanation(newest, tree).make()
-             : operation == "update" ? explain_update(newest, tree)
-                                     : explain_recovery(newest, tree);
+  auto own = operation == "pull"      ? PullExplanation(newest, tree).make()
+             : operation == "update"  ? explain_update(newest, tree)
+             : operation == "publish" ? explain_publication(newest, tree)
+                                      : explain_recovery(newest, tree);
   std::ranges::move(own, std::back_inserter(findings));
   return findings;
 }

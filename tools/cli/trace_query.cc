@@ -20,12 +20,17 @@ namespace {
 
 constexpr std::size_t kIdDigits = 32;
 
-// Nodes that are asked after this time are left out.
-constexpr std::chrono::seconds kCollectDeadline{15};
-
 bool is_id(const std::string& word) {
   return word.size() == kIdDigits &&
          std::ranges::all_of(word, [](unsigned char c) { return std::isxdigit(c) != 0; });
+}
+
+// Ids have small letters wherever they are kept.
+std::string as_kept(std::string word) {
+  if (!is_id(word)) return word;
+  for (char& digit : word)
+    digit = static_cast<char>(std::tolower(static_cast<unsigned char>(digit)));
+  return word;
 }
 
 Result<proto::TraceResponse> ask(const Settings& settings, const std::string& address,
@@ -198,9 +203,13 @@ Result<trace::TraceId> find_newest(const Settings& settings, const TraceWanted& 
 }  // namespace
 
 bool is_wanted(const trace::Span& span, const std::string& operation, const std::string& subject) {
-  if (trace::is_operation_on(span, operation, subject)) return true;
+  const std::string kept = as_kept(subject);
+  // An instance may look like an id.
+  for (const std::string& name : {subject, kept}) {
+    if (trace::is_operation_on(span, operation, name)) return true;
+  }
   const std::string* const kind = span.text(trace::kOperation);
-  return kind != nullptr && *kind == operation && subject == span.context.trace.hex();
+  return kind != nullptr && *kind == operation && kept == span.context.trace.hex();
 }
 
 TraceWanted trace_wanted(const std::string& word) {
@@ -211,7 +220,9 @@ TraceWanted trace_wanted(const std::string& word) {
   return {.operation = "recovery", .subject = word, .agent = ""};
 }
 
-Result<CollectedTrace> collect_trace(const Settings& settings, const TraceWanted& wanted) {
+Result<CollectedTrace> collect_trace(const Settings& settings, TraceWanted wanted,
+                                     std::chrono::milliseconds patience) {
+  if (wanted.operation != "recovery") wanted.subject = as_kept(wanted.subject);
   TRY(const auto addresses, addresses_of(settings, wanted));
   TRY(const auto newest, find_newest(settings, wanted, addresses));
   proto::TraceRequest request;
@@ -219,9 +230,9 @@ Result<CollectedTrace> collect_trace(const Settings& settings, const TraceWanted
   Merged merged;
   CollectedTrace collected;
   std::map<std::string, std::string> nodes;
-  const TimePoint until = steady_now() + kCollectDeadline;
+  const TimePoint until = steady_now() + patience;
   const auto gather = [&](const std::string& name, const std::string& address) {
-    if (steady_now() > until) {
+    if (steady_now() >= until) {
       collected.silent.push_back(name + ": not asked, because others took too long to answer");
       return;
     }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,10 @@ struct CollectedTrace {
   std::vector<std::string> silent;
 };
 // Asks the coordinator and the agent of this host, or the agent of a recovery, and then the agents
-// that the spans name.
-Result<CollectedTrace> collect_trace(const Settings& settings, const TraceWanted& wanted);
+// that the spans name. Once `patience` is over, no further process is asked, and those that are
+// left are named as silent.
+Result<CollectedTrace> collect_trace(const Settings& settings, TraceWanted wanted,
+                                     std::chrono::milliseconds patience = std::chrono::seconds(15));
 
 // For Perfetto and chrome://tracing: a process for each process, and a track for each source and
 // rank. Spans that overlap lie on tracks of their own.

@@ -23,11 +23,13 @@ using RoundId = std::uint64_t;
 enum class RoundMemberState { kServing, kJoined, kSpreading, kAlone, kFilled, kReady, kFailed };
 enum class PartyState { kMeeting, kSpreading, kStopped };
 
-// One worker of an agent.
+// One phase of a rank, or of a round.
 struct PhaseTime {
   std::string name;
   std::uint64_t elapsed_us = 0;
+  std::optional<TimePoint> began = {};  // nullopt: not known
 };
+// One worker of an agent.
 struct RoundMember {
   std::uint64_t session = 0;
   std::string group;
