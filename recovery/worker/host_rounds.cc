@@ -311,6 +311,13 @@ bool HostRounds::enters(SessionId session) {
   return false;
 }
 
+void HostRounds::have_all(SessionId session, const ModelVersion& id) {
+  RoundMember* const member = find_member(members_, session);
+  if (member == nullptr) return;
+  member->choose(id, 0);
+  changed_ = true;
+}
+
 void HostRounds::want(SessionId session, const Digest& contents, std::uint64_t payload_bytes,
                       WantedPieces pieces) {
   RoundMember* const member = find_member(members_, session);

@@ -245,6 +245,8 @@ class HostRounds {
   bool choose(SessionId session, const ModelVersion& id);
   // Just before the hand-over: whether the session waits for its party on its device.
   bool enters(SessionId session);
+  // The session has all bytes of `id` from elsewhere. No round waits for it.
+  void have_all(SessionId session, const ModelVersion& id);
   // After the hand-over. `alone`: why it gets no buckets of a round.
   void hand_over(SessionId session, const Digest& root, std::optional<std::string> alone);
   // Its contents, as DeviceJoined has them.

@@ -1,6 +1,7 @@
 #include "recovery/worker/residents.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -24,6 +25,13 @@ constexpr std::size_t kMostKeyBytes = 4096;
 constexpr std::chrono::milliseconds kDeathWait{10'000};
 // For a check. The device process ends it earlier, unless it hangs itself.
 constexpr std::chrono::milliseconds kCheckPatience{60'000};
+// Between two tries to have a copy checked while the device process starts.
+constexpr std::chrono::milliseconds kCheckAgain{200};
+// From the end of a search to the worker's deadline, so that it hears the reason.
+constexpr std::chrono::milliseconds kAnswerTime{1000};
+constexpr std::size_t kMostSeals = 16;
+constexpr int kDropTries = 3;
+constexpr std::chrono::milliseconds kDropAgain{1000};
 // A worker that dies so soon after it got its copy may die of it.
 constexpr std::chrono::seconds kProven{60};
 
@@ -100,8 +108,9 @@ async::Task<void> Residents::close(std::chrono::milliseconds deadline) {
 
 void Residents::recover() {
   std::error_code ignored;
-  if (!enabled()) return;
+  if (recovering_) return;
   if (!std::filesystem::exists(options_.keeper.directory / keeper::kKeeperSocket, ignored)) return;
+  recovering_ = true;
   tasks_.spawn("worker.residents", read_keeper());
 }
 
@@ -109,13 +118,23 @@ async::Task<void> Residents::read_keeper() {
   co_await asio::this_coro::throw_if_cancelled(false);
   auto listing = link_.list();
   const auto listed = co_await std::move(listing);
-  if (!listed) co_return log::warn("resident.keeper", "error", listed.error().message());
-  for (const auto& [name, users] : *listed) {
+  if (!listed) log::warn("resident.keeper", "error", listed.error().message());
+  std::vector<std::string> names;
+  if (listed) {
+    for (const auto& [name, users] : *listed) names.push_back(name);
+  }
+  for (const std::string& name : names) {
     if (kept_.contains(name)) continue;
+    if (!enabled()) {
+      tasks_.spawn("worker.residents", tell_drop(name));
+      continue;
+    }
     auto getting = link_.get(name);
     const auto kept = co_await std::move(getting);
     if (kept) add_kept(name, *kept);
   }
+  recovering_ = false;
+  changed_.notify();
 }
 
 // Drops a copy whose record is damaged, or of a later release.
@@ -131,6 +150,7 @@ void Residents::add_kept(const std::string& name, const keeper::KeeperLink::Kept
   copy.identity = std::move(*identity);
   copy.bytes = bytes_of(record);
   copy.instance = record.instance();
+  copy.process = record.process();
   copy.users = {kept.users.begin(), kept.users.end()};
   log::info("resident.found", "name", name, "version", copy.identity.id.to_string(), "device",
             copy.identity.device, "bytes", copy.bytes, "users", copy.users.size());
@@ -152,12 +172,32 @@ async::Task<Result<void>> Residents::seal(SessionPtr session, proto::SealResiden
                    "session {} cannot be kept: only a committed session with a device can",
                    session->id());
   }
+  const std::string& model = session->wanted().model;
+  const bool busy = std::ranges::any_of(sealing_, [&](const auto& other) {
+    return other->process == session->client->process && other->model == model;
+  });
+  if (busy || sealing_.size() >= kMostSeals) {
+    co_return fail(ErrorCode::kExhausted, "{}",
+                   busy ? "another seal of this worker is under way"
+                        : "too many seals are under way; seal again");
+  }
+  before_write(*session->client, model);
+  const auto sealing = std::make_shared<Sealing>(Sealing{session->client->process, model});
+  sealing_.push_back(sealing);
+  auto alone = seal_alone(std::move(session), std::move(request), std::move(blocks), sealing);
+  auto sealed = co_await std::move(alone);
+  sealing_.remove(sealing);
+  co_return sealed;
+}
+
+async::Task<Result<void>> Residents::seal_alone(SessionPtr session, proto::SealResident request,
+                                                std::vector<UniqueFd> blocks,
+                                                std::shared_ptr<Sealing> sealing) {
   const auto root = copies_.root_here(session->wanted());
   if (!root) {
     co_return fail(ErrorCode::kUnavailable, "this host has no copy of {} any more",
                    session->wanted().to_string());
   }
-  before_write(*session->client, session->wanted().model);
   ResidentIdentity identity{session->wanted(), *root, request.key(), session->order.device,
                             session->client->uid()};
   proto::ResidentRecord record;
@@ -169,45 +209,49 @@ async::Task<Result<void>> Residents::seal(SessionPtr session, proto::SealResiden
   record.set_device(identity.device);
   record.set_uid(identity.uid);
   record.set_instance(session->instance);
+  record.set_process(sealing->process);
   CO_TRY(auto files, files_of(blocks, record));
   auto checking = digests_of(identity.device, std::move(files));
   CO_TRY(const auto digests, co_await std::move(checking));
   record.set_digests(to_bytes(digests));
   auto keeping =
-      keep(std::move(session), std::move(identity), std::move(record), std::move(blocks));
+      keep(std::move(session), std::move(identity), std::move(record), std::move(blocks), sealing);
   co_return co_await std::move(keeping);
 }
 
 async::Task<Result<void>> Residents::keep(SessionPtr session, ResidentIdentity identity,
                                           proto::ResidentRecord record,
-                                          std::vector<UniqueFd> blocks) {
+                                          std::vector<UniqueFd> blocks,
+                                          std::shared_ptr<const Sealing> sealing) {
   const Error stale(
       ErrorCode::kStale,
-      fmt::format("session {} has ended; its parameters are not kept", session->id()));
-  if (session->state.ended()) co_return fail(stale);
+      fmt::format("the worker has ended, or attached again; its parameters of {} are not kept",
+                  identity.id.to_string()));
+  if (session->state.ended() || sealing->stale) co_return fail(stale);
   CO_TRY(auto pidfd, session->client->pidfd());
   const std::string name = Incarnation::random().hex();
   Copy copy;
   copy.identity = std::move(identity);
   copy.bytes = bytes_of(record);
   copy.instance = session->instance;
-  copy.session = session->id();
-  copy.process = session->client->process;
+  copy.process = sealing->process;
   auto keeping = link_.keep({name, record.SerializeAsString(), std::move(blocks), std::move(pidfd),
                              options_.time_to_live});
   CO_TRY(const keeper::UserId user, co_await std::move(keeping));
-  // The worker has detached, and may write again.
-  if (session->state.ended() && session->worker == Session::WorkerLife::kConnected) {
+  const bool ended = session->state.ended();
+  if (sealing->stale || (ended && session->worker == Session::WorkerLife::kConnected)) {
     tasks_.spawn("worker.residents", tell_drop(name));
     co_return fail(stale);
   }
   copy.users.insert(user);
-  copy.dying = session->state.ended();
+  copy.dying = ended;
+  copy.session = ended ? 0 : session->id();
   session->resident = name;
   note(copy, "resident", "");
   log::info("resident.kept", "name", name, "session", session->id(), "version",
             copy.identity.id.to_string(), "device", copy.identity.device, "bytes", copy.bytes);
   kept_.insert_or_assign(name, std::move(copy));
+  changed_.notify();
   co_return Result<void>();
 }
 
@@ -235,50 +279,50 @@ async::Task<Result<std::vector<Digest>>> Residents::digests_of(
 // --- the hand-over
 
 async::Task<Result<Residents::Taken>> Residents::take(SessionPtr session, ModelVersion id) {
-  Result<std::string> free = fail(ErrorCode::kNotFound, "");
   const auto root = copies_.root_here(id);
   if (!root) {
-    free = fail(ErrorCode::kNotFound,
-                "this host has no copy of {} that would tell whether its version is the same",
-                id.to_string());
-  } else {
-    const ResidentIdentity wanted{id, *root, session->order.resident_key, session->order.device,
-                                  session->client->uid()};
-    auto waiting = wait_for_free(session, wanted);
-    free = co_await std::move(waiting);
+    co_return fail(ErrorCode::kNotFound,
+                   "this host has no copy of {} that would tell whether its version is the same",
+                   id.to_string());
   }
+  const TimePoint deadline = session->state.next_deadline().value_or(steady_now());
+  const TimePoint give_up = deadline - kAnswerTime;
+  const ResidentIdentity wanted{id, *root, session->order.resident_key, session->order.device,
+                                session->client->uid()};
+  auto waiting = wait_for_free(session, wanted, std::min(give_up, steady_now() + kDeathWait));
+  const auto free = co_await std::move(waiting);
   if (!free) {
-    free_device(session->order.device);
-    co_return fail(std::move(free).error());
+    free_device(wanted.device, wanted.uid);
+    co_return fail(free.error());
   }
-  const std::string name = *free;
-  auto opening = open(session, name);
+  auto opening = open(session, *free, give_up);
   auto taken = co_await std::move(opening);
-  const bool ended = session->state.ended();
-  if (taken && !ended) {
-    session->resident = name;
+  if (taken && !session->state.ended()) {
+    session->resident = *free;
     co_return taken;
   }
+  // The worker loads now, and needs the memory.
   const Error why = taken ? Error(ErrorCode::kStale, "the session has ended") : taken.error();
-  if (kept_.contains(name)) drop(name, why.message());
+  drop(*free, why.message());
   co_return fail(why);
 }
 
 // Claims the copy for this session.
 async::Task<Result<std::string>> Residents::wait_for_free(SessionPtr session,
-                                                          ResidentIdentity wanted) {
-  const TimePoint give_up = steady_now() + kDeathWait;
+                                                          ResidentIdentity wanted,
+                                                          TimePoint give_up) {
   while (!session->state.ended() && !co_await async::is_cancelled()) {
     const auto found = find(wanted);
-    if (found == kept_.end()) co_return fail(why_none(wanted));
-    auto& [name, copy] = *found;
-    if (copy.users.empty() && copy.session == 0) {
+    const bool waits = recovering_ || (found != kept_.end() && found->second.dying);
+    if (found != kept_.end() && found->second.is_free()) {
+      Copy& copy = found->second;
       copy.session = session->id();
       copy.process = session->client->process;
       copy.dying = false;
-      co_return name;
+      co_return found->first;
     }
-    if (!copy.dying || steady_now() >= give_up) {
+    if (!waits || steady_now() >= give_up) {
+      if (found == kept_.end()) co_return fail(why_none(wanted));
       co_return fail(ErrorCode::kUnavailable, "another worker has the resident copy of {} on {}",
                      wanted.id.to_string(), wanted.device);
     }
@@ -287,7 +331,8 @@ async::Task<Result<std::string>> Residents::wait_for_free(SessionPtr session,
   co_return fail(ErrorCode::kStale, "the session has ended");
 }
 
-async::Task<Result<Residents::Taken>> Residents::open(SessionPtr session, std::string name) {
+async::Task<Result<Residents::Taken>> Residents::open(SessionPtr session, std::string name,
+                                                      TimePoint give_up) {
   CO_TRY(auto pidfd, session->client->pidfd());
   auto using_it = link_.use(name, std::move(pidfd));
   CO_TRY(const keeper::UserId user, co_await std::move(using_it));
@@ -299,11 +344,23 @@ async::Task<Result<Residents::Taken>> Residents::open(SessionPtr session, std::s
       taken.blocks.size() != static_cast<std::size_t>(taken.record.block_bytes_size())) {
     co_return fail(ErrorCode::kCorrupt, "the record of a resident copy is malformed");
   }
-  CO_TRY(auto files, files_of(taken.blocks, taken.record));
   const TimePoint begun = steady_now();
-  auto checking = digests_of(taken.record.device(), std::move(files));
-  CO_TRY(const auto digests, co_await std::move(checking));
-  const std::string found = to_bytes(digests);
+  std::string found;
+  for (;;) {
+    CO_TRY(auto files, files_of(taken.blocks, taken.record));
+    auto checking = digests_of(taken.record.device(), std::move(files));
+    const auto digests = co_await std::move(checking);
+    if (digests) found = to_bytes(*digests);
+    if (digests) break;
+    // The device process may be starting.
+    const bool starts = digests.error().code() == ErrorCode::kUnavailable ||
+                        digests.error().code() == ErrorCode::kPeerLost;
+    const bool cancelled = co_await async::is_cancelled();
+    if (!starts || cancelled || session->state.ended() || steady_now() >= give_up) {
+      co_return fail(digests.error());
+    }
+    co_await async::sleep_for(kCheckAgain);
+  }
   const std::string& sealed = taken.record.digests();
   if (found.size() != sealed.size()) {
     co_return fail(ErrorCode::kCorrupt, "a resident copy has other blocks than at its seal");
@@ -322,9 +379,15 @@ async::Task<Result<Residents::Taken>> Residents::open(SessionPtr session, std::s
   co_return taken;
 }
 
+// Of several equal copies the one that comes free first.
 Residents::Copies::iterator Residents::find(const ResidentIdentity& identity) {
-  return std::ranges::find_if(kept_,
-                              [&](const auto& item) { return item.second.identity == identity; });
+  auto best = kept_.end();
+  const auto order = [](const Copy& copy) { return copy.is_free() ? 0 : copy.dying ? 1 : 2; };
+  for (auto at = kept_.begin(); at != kept_.end(); ++at) {
+    if (at->second.identity != identity) continue;
+    if (best == kept_.end() || order(at->second) < order(best->second)) best = at;
+  }
+  return best;
 }
 
 // Says what differs in the copy that comes nearest.
@@ -354,6 +417,9 @@ Error Residents::why_none(const ResidentIdentity& wanted) const {
 // --- the end of copies
 
 void Residents::before_write(const Client& client, const std::string& model) {
+  for (const auto& sealing : sealing_) {
+    if (sealing->process == client.process && sealing->model == model) sealing->stale = true;
+  }
   std::vector<std::string> written;
   for (const auto& [name, copy] : kept_) {
     if (copy.process == client.process && copy.identity.id.model == model) written.push_back(name);
@@ -361,21 +427,20 @@ void Residents::before_write(const Client& client, const std::string& model) {
   for (const std::string& name : written) drop(name, "its worker writes to it");
 }
 
-void Residents::session_ended(const Session& session) {
+void Residents::session_ended(const Session& session, bool detached) {
   const auto found = kept_.find(session.resident);
   if (found == kept_.end() || found->second.session != session.id()) return;
   Copy& copy = found->second;
-  if (session.worker == Session::WorkerLife::kConnected)
-    return drop(found->first, "its worker has detached");
+  if (detached) return drop(found->first, "its worker has detached");
   const bool proven = session.committed && steady_now() - *session.committed >= kProven;
   if (session.worker == Session::WorkerLife::kDead && session.state.rung() == Rung::kResident &&
       !proven) {
     return drop(found->first, "a worker that got it died soon after");
   }
-  // The process may live without its connection. Its pidfd tells the keeper when it dies.
-  copy.dying = true;
+  // The process may live without its connection, or without this session. Its pidfd tells the
+  // keeper when it dies.
+  copy.dying = session.worker != Session::WorkerLife::kConnected;
   copy.session = 0;
-  copy.process.clear();
 }
 
 std::size_t Residents::release(const std::string& model, std::optional<std::uint64_t> version,
@@ -392,16 +457,18 @@ std::size_t Residents::release(const std::string& model, std::optional<std::uint
   return released.size();
 }
 
-void Residents::free_device(const std::string& device) {
+// Another user's copies stay: they are not this worker's to drop.
+void Residents::free_device(const std::string& device, std::uint32_t uid) {
   std::vector<std::string> unused;
   for (const auto& [name, copy] : kept_) {
     const bool used = copy.session != 0 || (!copy.users.empty() && !copy.dying);
-    if (copy.identity.device == device && !used) unused.push_back(name);
+    const bool there = copy.identity.device == device && copy.identity.uid == uid;
+    if (there && !used) unused.push_back(name);
   }
   for (const std::string& name : unused) drop(name, "another worker needs the memory of its GPU");
 }
 
-void Residents::drop(const std::string& name, const std::string& why) {
+void Residents::drop(std::string name, std::string why) {
   const auto found = kept_.find(name);
   if (found == kept_.end()) return;
   note(found->second, "resident_dropped", why);
@@ -409,16 +476,19 @@ void Residents::drop(const std::string& name, const std::string& why) {
             "device", found->second.identity.device, "bytes", found->second.bytes, "why", why);
   kept_.erase(found);
   changed_.notify();
-  tasks_.spawn("worker.residents", tell_drop(name));
+  tasks_.spawn("worker.residents", tell_drop(std::move(name)));
 }
 
 async::Task<void> Residents::tell_drop(std::string name) {
   co_await asio::this_coro::throw_if_cancelled(false);
-  auto dropping = link_.drop(std::move(name));
-  const auto dropped = co_await std::move(dropping);
-  // Not found: the keeper is a new one, without copies.
-  if (dropped || dropped.error().code() == ErrorCode::kNotFound) co_return;
-  log::warn("resident.drop", "error", dropped.error().message());
+  for (int tries = 0; tries < kDropTries && !co_await async::is_cancelled(); ++tries) {
+    auto dropping = link_.drop(name);
+    const auto dropped = co_await std::move(dropping);
+    // Not found: the keeper is a new one, without copies.
+    if (dropped || dropped.error().code() == ErrorCode::kNotFound) co_return;
+    log::warn("resident.drop", "error", dropped.error().message());
+    co_await async::sleep_for(kDropAgain);
+  }
 }
 
 void Residents::note(const Copy& copy, std::string kind, std::string why) {
@@ -449,12 +519,14 @@ void Residents::copy_expired(const std::string& name) {
   changed_.notify();
 }
 
-// Living workers keep their memory; their successors load.
+// Living workers keep their memory, and their successors load. A keeper that only did not answer
+// still has its copies.
 void Residents::keeper_lost(const Error& why) {
   for (const auto& [name, copy] : kept_) note(copy, "resident_dropped", why.message());
   log::warn("resident.keeper_lost", "copies", kept_.size(), "error", why.message());
   kept_.clear();
   changed_.notify();
+  recover();
 }
 
 void Residents::add_status(proto::AgentStatusResponse& status) const {

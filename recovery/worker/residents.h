@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -50,14 +51,16 @@ class Residents final : private keeper::KeeperEvents {
   Residents(CopyHost& copies, DeviceHost& devices, EventLog& events, async::TaskGroup& tasks,
             boost::asio::any_io_executor executor, Options options);
 
-  // Asks a keeper that runs already for the copies that an earlier agent gave it.
+  // Asks a keeper that runs already for its copies: those of an earlier agent, or those that a lost
+  // connection has left there.
   void recover();
   async::Task<void> close(std::chrono::milliseconds deadline);
   bool enabled() const { return options_.time_to_live.count() > 0; }
 
   // Keeps the parameters of a committed session. kInvalid: the request. kUnavailable: this agent
-  // keeps none, or has no pidfd of the worker. kStale: the worker attached again, or ended,
-  // meanwhile. Other errors are those of the check and of the keeper; nothing is kept then.
+  // keeps none, or has no pidfd of the worker. kExhausted: a seal of this worker, or too many
+  // others, are under way. kStale: the worker attached again, or ended, meanwhile. Other errors are
+  // those of the check and of the keeper; nothing is kept then.
   async::Task<Result<void>> seal(SessionPtr session, proto::SealResident request,
                                  std::vector<UniqueFd> blocks);
 
@@ -74,8 +77,8 @@ class Residents final : private keeper::KeeperEvents {
 
   // This worker is about to write to its parameters of the model.
   void before_write(const Client& client, const std::string& model);
-  // Call it when a session has ended, with how its worker ended.
-  void session_ended(const Session& session);
+  // Call it when a session has ended. `detached`: its worker lives, and gives its copy up.
+  void session_ended(const Session& session, bool detached);
   // Drops the copies of a version, of one device ("": all) or of all versions (empty model).
   // Returns their number. Workers that use them keep their memory.
   std::size_t release(const std::string& model, std::optional<std::uint64_t> version,
@@ -91,12 +94,20 @@ class Residents final : private keeper::KeeperEvents {
     std::set<keeper::UserId> users;
     // The session whose worker uses it, or takes it over. 0: none.
     SessionId session = 0;
-    // Client::process of that worker.
+    // Client::process of its last worker.
     std::string process;
     // This agent has seen its worker's death; the keeper will.
     bool dying = false;
+    bool is_free() const { return users.empty() && session == 0; }
   };
   using Copies = std::map<std::string, Copy>;
+  // A seal under way. A worker has one of a model at a time.
+  struct Sealing {
+    std::string process;
+    std::string model;
+    // The worker may have written since the seal began.
+    bool stale = false;
+  };
 
   // --- KeeperEvents
   void user_gone(const std::string& copy, keeper::UserId user) override;
@@ -105,16 +116,21 @@ class Residents final : private keeper::KeeperEvents {
 
   async::Task<void> read_keeper();
   void add_kept(const std::string& name, const keeper::KeeperLink::Kept& kept);
-  async::Task<Result<std::string>> wait_for_free(SessionPtr session, ResidentIdentity wanted);
-  async::Task<Result<Taken>> open(SessionPtr session, std::string name);
+  async::Task<Result<void>> seal_alone(SessionPtr session, proto::SealResident request,
+                                       std::vector<UniqueFd> blocks,
+                                       std::shared_ptr<Sealing> sealing);
+  async::Task<Result<std::string>> wait_for_free(SessionPtr session, ResidentIdentity wanted,
+                                                 TimePoint give_up);
+  async::Task<Result<Taken>> open(SessionPtr session, std::string name, TimePoint give_up);
   async::Task<Result<std::vector<Digest>>> digests_of(std::string device,
                                                       std::vector<bucket::BlockFile> blocks);
   async::Task<Result<void>> keep(SessionPtr session, ResidentIdentity identity,
-                                 proto::ResidentRecord record, std::vector<UniqueFd> blocks);
+                                 proto::ResidentRecord record, std::vector<UniqueFd> blocks,
+                                 std::shared_ptr<const Sealing> sealing);
   Copies::iterator find(const ResidentIdentity& identity);
   Error why_none(const ResidentIdentity& wanted) const;
-  void free_device(const std::string& device);
-  void drop(const std::string& name, const std::string& why);
+  void free_device(const std::string& device, std::uint32_t uid);
+  void drop(std::string name, std::string why);
   async::Task<void> tell_drop(std::string name);
   void note(const Copy& copy, std::string kind, std::string why);
 
@@ -126,6 +142,9 @@ class Residents final : private keeper::KeeperEvents {
   const Options options_;
   // By their names at the keeper.
   Copies kept_;
+  std::list<std::shared_ptr<Sealing>> sealing_;
+  // It asks the keeper for its copies.
+  bool recovering_ = false;
   keeper::KeeperLink link_;
   // A copy has lost a user, or was dropped.
   async::Notifier changed_;

@@ -59,8 +59,7 @@ void RoundDriver::hand_over(SessionId session, const VersionFeed::View& view,
 }
 
 void RoundDriver::have_all(SessionId session, const ModelVersion& id) {
-  rounds_.choose(session, id);
-  (void)rounds_.enters(session);
+  rounds_.have_all(session, id);
   changed();
 }
 

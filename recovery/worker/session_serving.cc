@@ -136,6 +136,7 @@ Result<void> SessionServing::hand_over_resident(const SessionPtr& session,
   offer.id = session->wanted();
   offer.rung = Rung::kResident;
   TRY_VOID(session->state.serve(steady_now(), std::move(offer)));
+  TRY_VOID(effects_.take_rank(session));
   session->copy.hand_over_resident();
   parts_.rounds.have_all(session->id(), session->wanted());
   session->client->send(

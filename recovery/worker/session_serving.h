@@ -75,8 +75,6 @@ struct Session {
   // The name of the worker's copy in Residents; "": none.
   std::string resident;
   std::optional<TimePoint> committed;
-  // Of the rank's predecessor.
-  std::optional<LocalInstances::Entry::Detection> death;
   WorkerLife worker = WorkerLife::kConnected;
   AttachTrace trace;
 };
@@ -91,6 +89,9 @@ class ServingEffects {
  public:
   virtual ~ServingEffects() = default;
   virtual void serving_failed(const SessionPtr& session, const Error& why) = 0;
+  // A session that attached apart from its instance has its bytes. kInvalid, kStale: the instance
+  // does not take it.
+  virtual Result<void> take_rank(const SessionPtr& session) = 0;
   // The worker has heard of more bytes: its word that it has loaded may be true now.
   virtual void bytes_announced(const SessionPtr& session) = 0;
 };

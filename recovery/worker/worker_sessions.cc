@@ -71,10 +71,12 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
     return fail(ErrorCode::kExhausted, "this worker has {} sessions", others);
   }
   TRY(auto order, from_proto(frame.attach()));
-  // A staged session is an instance by itself, until it takes its rank.
-  TRY(auto* const entry, parts_.instances.get(order.staged ? "" : order.instance, id));
+  // Such a session is an instance by itself, until it takes its rank. Without a resident copy it
+  // never does.
+  const bool apart = order.staged || !order.resident_key.empty();
+  TRY(auto* const entry, parts_.instances.get(apart ? "" : order.instance, id));
   const Instance::Rank alone{0, 1, 0, order.rank.model};
-  auto joined = entry->state.attach(order.staged ? alone : order.rank, id);
+  auto joined = entry->state.attach(apart ? alone : order.rank, id);
   if (!joined) {
     Error why = std::move(joined).error();
     parts_.instances.settle(*entry);
@@ -92,17 +94,7 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
   session->trace.span = {parent.valid() ? parent.trace : trace::TraceId::random(),
                          trace::SpanId::random()};
   session->trace.parent = parent.span;
-  if (const auto death = entry->detections.extract(session->rank())) {
-    const Duration gone = steady_now() - death.mapped().seen;
-    const auto age = age_of_process(client->pid());
-    if (was_wanted(gone, age)) {
-      session->state.phases().set(Phase::kDetect, death.mapped().took);
-      session->trace.restart = gone;
-    } else {
-      session->trace.restart = *age;
-    }
-    session->death = death.mapped();
-  }
+  if (!apart) find_predecessor(*session, *entry);
   if (!session->order.staged) {
     parts_.residents.before_write(*client, session->order.rank.model);
   }
@@ -116,6 +108,20 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
   parts_.rounds.attach(id, std::move(origin));
   tasks_.spawn("worker.attach", serving_.serve(session));
   return {};
+}
+
+// The recovery begins with the last sign of life of the rank's last worker.
+void WorkerSessions::find_predecessor(Session& session, LocalInstances::Entry& entry) {
+  const auto death = entry.detections.extract(session.rank());
+  if (!death) return;
+  const Duration gone = steady_now() - death.mapped().seen;
+  const auto age = age_of_process(session.client->pid());
+  if (was_wanted(gone, age)) {
+    session.state.phases().set(Phase::kDetect, death.mapped().took);
+    session.trace.restart = gone;
+  } else {
+    session.trace.restart = *age;
+  }
 }
 
 Result<void> WorkerSessions::begin_switch(const ClientPtr& client,
@@ -154,6 +160,7 @@ Result<void> WorkerSessions::take_rank(const SessionPtr& session) {
     return fail(std::move(why));
   }
   TRY_VOID(entry->state.choose(session->id(), session->wanted().version));
+  if (!session->order.staged) find_predecessor(*session, *entry);
   session->order.staged = false;
   session->instance = order.instance;
   if (auto* const own = parts_.instances.find(before)) {
@@ -291,7 +298,7 @@ Result<void> WorkerSessions::detach(const ClientPtr& client, const proto::Worker
   parts_.rounds.detach(id);
   sessions_.erase(id);
   watch_.forget(id);
-  parts_.residents.session_ended(*session);
+  parts_.residents.session_ended(*session, true);
   note(parts_.events, *session, "detached");
   log::info("worker.detach", "session", id, "pid", client->pid());
   if (entry != nullptr) apply(*entry, change);
@@ -354,7 +361,10 @@ void WorkerSessions::check(TimePoint now) {
   for (const auto& [id, session] : sessions_) {
     if (auto why = session->state.overdue(now)) overdue.emplace_back(session, std::move(*why));
   }
-  for (const auto& [session, why] : overdue) fail_session(session, why);
+  for (const auto& [session, why] : overdue) {
+    const bool unserved = session->state.state() == SessionState::kResolving;
+    unserved ? serving_failed(session, why) : fail_session(session, why);
+  }
   for (const auto& [id, session] : sessions_) {
     if (!session->loaded_call || now < session->loaded_call->deadline) continue;
     const auto* const entry = parts_.instances.find(session->instance);
@@ -370,31 +380,11 @@ void WorkerSessions::excuse(Duration pause) {
 }
 
 void WorkerSessions::serving_failed(const SessionPtr& session, const Error& why) {
-  const bool unserved = session->state.state() == SessionState::kResolving;
-  if (unserved && !session->order.resident_key.empty()) {
-    // One code for all that a load from the host's copy gets round.
-    const bool absent = why.code() == ErrorCode::kNotFound || why.code() == ErrorCode::kStale;
-    return refuse_resident(session, absent ? why : Error(ErrorCode::kUnavailable, why.message()));
-  }
-  fail_session(session, why);
-}
-
-// Its rank has not failed: the worker attaches again at once, and that attach goes on with the
-// recovery.
-void WorkerSessions::refuse_resident(const SessionPtr& session, const Error& why) {
-  auto* const entry = parts_.instances.find(session->instance);
-  Instance::Change change;
-  if (entry != nullptr) {
-    change = entry->state.left(session->id());
-    parts_.fleet.rank_detached(*entry, session->rank());
-    parts_.fleet.ranks_changed(*entry);
-    if (session->death) entry->detections[session->rank()] = *session->death;
-  }
-  log::info("worker.no_resident", "session", session->id(), "pid", session->client->pid(), "why",
-            why.message());
-  note(parts_.events, *session, "no_resident", why.message());
-  end(session, why);
-  if (entry != nullptr) apply(*entry, change);
+  if (session->order.resident_key.empty()) return fail_session(session, why);
+  // One code for everything that the worker gets round by a load. It has no rank to fail yet.
+  const bool absent = why.code() == ErrorCode::kNotFound;
+  fail_session(session, absent ? why : Error(ErrorCode::kUnavailable, why.message()),
+               "no_resident");
 }
 
 void WorkerSessions::bytes_announced(const SessionPtr& session) { proceed_loaded(session); }
@@ -457,7 +447,7 @@ void WorkerSessions::end(const SessionPtr& session, const Error& why) {
   if (session->worker != Session::WorkerLife::kDead) {
     for (const auto& segment : session->lent) parts_.copies.store().never_reuse(*segment);
   }
-  parts_.residents.session_ended(*session);
+  parts_.residents.session_ended(*session, false);
   parts_.rounds.fail(id, why.message());
   refuse_loaded(*session, why);
   session->client->send(error_frame(session->attach_call, id, why));

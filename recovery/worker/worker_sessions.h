@@ -76,11 +76,11 @@ class WorkerSessions final : public RankEffects,
   void bytes_announced(const SessionPtr& session) override;
 
   SessionPtr find(SessionId session) const;
-  Result<void> take_rank(const SessionPtr& session);
+  Result<void> take_rank(const SessionPtr& session) override;
   static HostRounds::Origin origin_of(const Session& session);
   async::Task<void> seal(SessionPtr session, proto::WorkerFrame frame,
                          std::vector<UniqueFd> blocks);
-  void refuse_resident(const SessionPtr& session, const Error& why);
+  void find_predecessor(Session& session, LocalInstances::Entry& entry);
   void proceed_loaded(const SessionPtr& session);
   async::Task<void> verify_loaded(SessionPtr session);
   void accept_loaded(Session& session);
