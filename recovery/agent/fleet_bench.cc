@@ -18,6 +18,7 @@
 #include "src/base/log.h"
 #include "src/base/unique_fd.h"
 #include "src/base/units.h"
+#include "transport/link_cuts.h"
 
 namespace rekindle::agent {
 
@@ -38,19 +39,10 @@ constexpr std::chrono::milliseconds kConnectPatience{4000};
 // No page of it is a hole.
 constexpr int kFill = 0x5a;
 
-// "verbs mlx5_0:1 10.0.0.2 -> mlx5_1:1 10.0.0.3": the path of a rail names both ends.
-std::string source_rail_of(const std::string& description) {
-  constexpr std::string_view kArrow = " -> ";
-  const auto arrow = description.find(kArrow);
-  if (arrow == std::string::npos) return "";
-  const auto begin = arrow + kArrow.size();
-  return description.substr(begin, description.find(' ', begin) - begin);
-}
-
 void add_path(const TimedRead::PathFigure& figure, proto::BenchReading& reading) {
   auto& path = *reading.add_paths();
   path.set_rail(figure.path.home);
-  if (!figure.path.home.empty()) path.set_source_rail(source_rail_of(figure.path.description));
+  if (!figure.path.home.empty()) path.set_source_rail(transport::peer_rail_of(figure.path.description));
   path.set_description(figure.path.description);
   path.set_bytes(figure.bytes);
   path.set_broken(figure.broken);
