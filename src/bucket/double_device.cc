@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <mutex>
 
-#include <fcntl.h>
 #include <sys/stat.h>
 
+#include "src/base/duplicate_fd.h"
 #include "src/base/units.h"
 #include "src/bucket/double_stream.h"
 
@@ -38,8 +37,7 @@ Result<Handle> duplicate(const UniqueFd& fd, std::string_view kind) {
     return fail(ErrorCode::kUnavailable, "share a double device's {}: it was opened from a handle",
                 kind);
   }
-  UniqueFd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
-  if (!copy) return fail_errno(errno, "share a double device's memory");
+  TRY(auto copy, duplicate(fd.get(), "share a double device's memory"));
   return Handle{std::string(kind), std::move(copy)};
 }
 
@@ -193,8 +191,7 @@ Result<std::unique_ptr<Block>> DoubleDevice::open_block(const UniqueFd& block, s
       static_cast<std::uint64_t>(info.st_size) != bytes) {
     return fail(ErrorCode::kInvalid, "this is no block of {} bytes of {}", bytes, id_);
   }
-  UniqueFd copy(::fcntl(block.get(), F_DUPFD_CLOEXEC, 0));
-  if (!copy) return fail_errno(errno, "keep a block of a double device");
+  TRY(auto copy, duplicate(block.get(), "keep a block of a double device"));
   TRY(auto mapping, Mapping::of(copy.get(), bytes, access));
   return std::make_unique<DoubleBlock>(std::move(mapping), std::move(copy), nullptr);
 }
