@@ -32,7 +32,7 @@ Result<void> check_handle(const Handle& handle, std::string_view kind, std::uint
   return {};
 }
 
-Result<Handle> duplicate(const UniqueFd& fd, std::string_view kind) {
+Result<Handle> copy_handle(const UniqueFd& fd, std::string_view kind) {
   if (!fd) {
     return fail(ErrorCode::kUnavailable, "share a double device's {}: it was opened from a handle",
                 kind);
@@ -94,7 +94,7 @@ class DoubleBlock final : public Block {
   DeviceAddress address() const override { return memory_.address(); }
   std::uint64_t bytes() const override { return memory_.bytes(); }
   Result<UniqueFd> export_descriptor() override {
-    TRY(auto handle, duplicate(memory_.fd(), kMemoryHandle));
+    TRY(auto handle, copy_handle(memory_.fd(), kMemoryHandle));
     return std::move(handle.fd);
   }
 
@@ -129,10 +129,10 @@ class DoubleDevice final : public Device {
     return std::make_unique<DoublePin>();
   }
   Result<Handle> share(Memory& memory) override {
-    return duplicate(static_cast<DoubleMemory&>(memory).fd(), kMemoryHandle);
+    return copy_handle(static_cast<DoubleMemory&>(memory).fd(), kMemoryHandle);
   }
   Result<Handle> share(Event& event) override {
-    return duplicate(static_cast<DoubleEvent&>(event).fd(), kEventHandle);
+    return copy_handle(static_cast<DoubleEvent&>(event).fd(), kEventHandle);
   }
   Result<std::unique_ptr<Memory>> open_memory(const Handle& handle, std::uint64_t bytes) override;
   Result<std::unique_ptr<Event>> open_event(const Handle& handle) override;
