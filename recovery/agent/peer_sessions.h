@@ -65,7 +65,7 @@ class PeerSessions {
     // Released when the last read of the session has ended.
     std::shared_ptr<const void> memory;
   };
-  // kExhausted: no puller has a place any more.
+  // kUnavailable: every place of a puller is taken.
   Result<void> check_room() const;
   // A session that reads only this memory, over one of these transports.
   Result<proto::OpenSessionResponse> open_readable(const rpc::Peer& peer, Readable readable,

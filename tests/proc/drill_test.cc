@@ -1,5 +1,6 @@
 // `rekindle drill` on a live fleet: what it kills, what it reports, and what it refuses.
 #include <csignal>
+#include <thread>
 
 #include <gmock/gmock.h>
 
@@ -227,8 +228,10 @@ TEST_F(Drills, ASourceThatComesBackWithLessIsNoticed) {
 TEST_F(Drills, AnInterruptDoesNotWaitForASilentCoordinator) {
   start();
   Process command(drill({"kill-agent", "a", "--yes"}));
-  ASSERT_TRUE(command.wait_for_out("kill the agent a")) << command.err();
+  ASSERT_TRUE(command.wait_for_out("the coordinator sees that a is ")) << command.err();
   fleet_.coordinator().signal(SIGSTOP);
+  // The next call waits by then.
+  std::this_thread::sleep_for(500ms);
   command.signal(SIGINT);
   const auto done = command.wait();
   fleet_.coordinator().signal(SIGCONT);
