@@ -188,15 +188,16 @@ TEST_F(KeeperLinkTest, ACallKnowsItsUserBeforeItHearsOfItsDeath) {
   std::size_t heard = 99;
   boost::asio::co_spawn(
       context_,
-      [](KeeperLinkTest& test, UniqueFd user, std::size_t& count) -> async::Task<void> {
+      [](KeeperLink& link, UniqueFd user, const auto& gone,
+         std::size_t& count) -> async::Task<void> {
         KeeperLink::Order order;
         order.name = "a";
         order.blocks.push_back(block_of("x"));
         order.user = std::move(user);
-        auto keeping = test.link_->keep(std::move(order));
+        auto keeping = link.keep(std::move(order));
         (void)co_await std::move(keeping);
-        count = test.gone_.size();
-      }(*this, std::move(dead), heard),
+        count = gone.size();
+      }(*link_, std::move(dead), gone_, heard),
       boost::asio::detached);
   ASSERT_TRUE(until([&] { return !gone_.empty(); }));
   EXPECT_EQ(heard, 0u);
