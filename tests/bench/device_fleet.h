@@ -19,6 +19,7 @@
 // to do.
 namespace rekindle::bench {
 
+using rekindle::median;
 using Json = nlohmann::json;
 
 inline constexpr testing::milliseconds kLong{300'000};
