@@ -276,7 +276,7 @@ TEST_F(CutLink, APullMovesToAnotherSourceAndTheLinkHeals) {
   EXPECT_THAT(command.out(),
               AllOf(HasSubstr("cut the data links of a to 2 other agents for 4s"),
                     HasSubstr("the pull of m@1 by c reads from a over the link: tcp "),
-                    HasSubstr("the pull of m@1 by c gave the route up after "),
+                    HasSubstr("the pull of m@1 by c gave the route up "),
                     HasSubstr("the pull of m@1 by c goes on from b: tcp "),
                     HasSubstr("the link has healed at a"), HasSubstr("the link has healed at c"),
                     HasSubstr("the pull of m@1 by c is complete, and every byte verified"),
@@ -295,7 +295,7 @@ TEST_F(CutLink, SharedMemoryFallsSilentToo) {
   expect_end(command);
   EXPECT_THAT(command.out(),
               AllOf(HasSubstr("the pull of m@1 by c reads from a over the link: shm "),
-                    HasSubstr("the pull of m@1 by c gave the route up after "),
+                    HasSubstr("the pull of m@1 by c gave the route up "),
                     HasSubstr("the pull of m@1 by c goes on from b: shm "),
                     HasSubstr("the pull of m@1 by c is complete")));
 }

@@ -583,7 +583,7 @@ class LinkWatch {
       drill.note(fmt::format("{} reads from {} over the link: {}", name_pull(key), route.peer(),
                              route.description()));
       if (!route.has_noticed_after_ms()) continue;
-      drill.note(fmt::format("{} gave the route up after {:.2f} s: {}", name_pull(key),
+      drill.note(fmt::format("{} gave the route up {:.2f} s after the cut: {}", name_pull(key),
                              route.noticed_after_ms() / 1e3, route.description()));
     }
     for (const auto& route : answer->routes().routes()) {
