@@ -122,10 +122,11 @@ Task<Result<proto::DrillResponse>> FleetBench::answer(rpc::Peer peer, proto::Dri
     auto opening = open(std::move(peer), std::move(*request.mutable_open_bench()));
     co_return co_await std::move(opening);
   }
-  log::info("bench.read", "source", request.bench_read().source().node_id(), "asked_by",
-            peer.node_id);
+  const std::string source = request.bench_read().source().node_id();
+  log::info("bench.read", "source", source, "asked_by", peer.node_id);
   auto reading = read(std::move(*request.mutable_bench_read()));
   CO_TRY(*response.mutable_bench_reading(), co_await std::move(reading));
+  log::info("bench.has_read", "source", source, "bytes", response.bench_reading().bytes());
   co_return response;
 }
 
