@@ -134,6 +134,7 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
       duties_(executor_, served_, duties_hooks()) {
   for (const auto& stored : store_->versions()) served_.add(stored);
   environment_.tracer = options.tracer;
+  environment_.links = options.links;
   publisher_.trace_in(options.tracer);
   if (options.metrics == nullptr) return;
   publish_metrics_ = std::make_unique<PublishMetrics>(*options.metrics);

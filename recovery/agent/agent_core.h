@@ -27,6 +27,7 @@
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 #include "transport/engine.h"
+#include "transport/link_cuts.h"
 #include "transport/registry.h"
 
 namespace rekindle::agent {
@@ -51,6 +52,8 @@ struct CoreOptions {
   std::string tcp_congestion;
   // Outlives the agent. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
+  // Outlives the agent. nullptr: no drill may cut links.
+  transport::LinkCuts* links = nullptr;
   // Outlives the agent and its executor. nullptr: operations leave no spans.
   trace::Tracer* tracer = nullptr;
 };

@@ -15,6 +15,7 @@
 #include "recovery/agent/agent_core.h"
 #include "recovery/agent/agent_metrics.h"
 #include "recovery/agent/fleet_bench.h"
+#include "recovery/agent/link_drill.h"
 #include "recovery/agent/local_agent.h"
 #include "recovery/agent/local_commands.h"
 #include "recovery/agent/local_interface.h"
@@ -39,6 +40,7 @@
 #include "src/base/units.h"
 #include "src/base/version.h"
 #include "src/store/huge_pages.h"
+#include "transport/link_cuts.h"
 #include "transport/path.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
@@ -119,6 +121,7 @@ class Daemon {
   std::unique_ptr<metrics::Metrics> metrics_;
   std::unique_ptr<rpc::RpcMetrics> call_metrics_;
   std::shared_ptr<const metrics::Metrics::Read> readings_;
+  transport::LinkCuts links_;
   std::unique_ptr<AgentCore> core_;
   std::unique_ptr<transport::tcp::TcpServer> tcp_;
   std::unique_ptr<transport::shm::ShmServer> shm_;
@@ -171,6 +174,7 @@ Result<void> Daemon::start() {
   core_options.tcp_congestion = options_.tcp_congestion;
   core_options.scrub.every = options_.scrub;
   core_options.tracer = &tracing_.tracer;
+  if (options_.allow_drills) core_options.links = &links_;
   if (!options_.metrics.empty()) {
     metrics_ = std::make_unique<metrics::Metrics>();
     call_metrics_ = std::make_unique<rpc::RpcMetrics>(*metrics_);
@@ -375,10 +379,15 @@ void Daemon::install_status() {
   };
   bench_ = std::make_unique<FleetBench>(core_->environment(), peers_->sessions(), core_->registry(),
                                         core_->rdma());
-  const auto bench = [this](rpc::Peer peer, proto::DrillRequest request) {
-    return bench_->answer(std::move(peer), std::move(request));
+  const auto data = [this](rpc::Peer peer,
+                           proto::DrillRequest request) -> Task<Result<proto::DrillResponse>> {
+    if (request.has_cut_links() || request.has_list_routes()) {
+      co_return answer_link_drill(links_, core_->rdma(), peer, request);
+    }
+    auto bench = bench_->answer(std::move(peer), std::move(request));
+    co_return co_await std::move(bench);
   };
-  rpc::serve_drills(*server_, context_.get_executor(), {options_.allow_drills, kill_worker, bench});
+  rpc::serve_drills(*server_, context_.get_executor(), {options_.allow_drills, kill_worker, data});
 }
 
 proto::AgentStatusResponse Daemon::status() const {
@@ -432,13 +441,15 @@ Task<void> Daemon::tend_memory() {
   }
 }
 
-// Pullers that have a session keep its rate, and workers that load keep their time.
+// Ends a cut of links, too. Pullers that have a session keep its rate, and workers that load keep
+// their time.
 Task<void> Daemon::reload_at_signal() {
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   for (;;) {
     boost::system::error_code error;
     co_await hangups_.async_wait(boost::asio::redirect_error(boost::asio::use_awaitable, error));
     if (error) co_return;
+    links_.heal();
     auto reading = async::offload(core_->blocking_pool(), options_.reread);
     const Result<AgentOptions> read = co_await std::move(reading);
     if (!read) {

@@ -18,6 +18,7 @@
 #include "src/base/log.h"
 #include "src/base/unique_fd.h"
 #include "src/base/units.h"
+#include "transport/link_cuts.h"
 
 namespace rekindle::agent {
 
@@ -26,6 +27,9 @@ using async::Task;
 namespace {
 
 constexpr std::uint64_t kLentBytes = 64 * kMiB;
+// Sessions at once. In a benchmark each host is read by one other at a time; the rest is for those
+// that are just ending.
+constexpr long kMostReaders = 4;
 // Room for the window of all streams, or for those of eight NICs.
 constexpr std::uint64_t kScratchBytes = 64 * kMiB;
 constexpr std::uint64_t kRailScratchBytes = 128 * kMiB;
@@ -38,19 +42,11 @@ constexpr std::chrono::milliseconds kConnectPatience{4000};
 // No page of it is a hole.
 constexpr int kFill = 0x5a;
 
-// "verbs mlx5_0:1 10.0.0.2 -> mlx5_1:1 10.0.0.3": the path of a rail names both ends.
-std::string source_rail_of(const std::string& description) {
-  constexpr std::string_view kArrow = " -> ";
-  const auto arrow = description.find(kArrow);
-  if (arrow == std::string::npos) return "";
-  const auto begin = arrow + kArrow.size();
-  return description.substr(begin, description.find(' ', begin) - begin);
-}
-
 void add_path(const TimedRead::PathFigure& figure, proto::BenchReading& reading) {
   auto& path = *reading.add_paths();
   path.set_rail(figure.path.home);
-  if (!figure.path.home.empty()) path.set_source_rail(source_rail_of(figure.path.description));
+  if (!figure.path.home.empty())
+    path.set_source_rail(transport::peer_rail_of(figure.path.description));
   path.set_description(figure.path.description);
   path.set_bytes(figure.bytes);
   path.set_broken(figure.broken);
@@ -94,36 +90,55 @@ class FleetBench::Memory {
 // Memory that is registered for readers.
 class FleetBench::Lent {
  public:
-  Lent(transport::SegmentRegistry& registry, const std::shared_ptr<Memory>& memory)
-      : registry_(registry), key_(registry.add(memory->bytes(), memory->fd(), 0, {}, memory)) {}
-  ~Lent() { registry_.remove(key_); }
+  Lent(const std::shared_ptr<transport::SegmentRegistry>& registry,
+       const std::shared_ptr<Memory>& memory)
+      : registry_(registry), key_(registry->add(memory->bytes(), memory->fd(), 0, {}, memory)) {}
+  ~Lent() {
+    if (const auto registry = registry_.lock()) registry->remove(key_);
+  }
   Lent(const Lent&) = delete;
   Lent& operator=(const Lent&) = delete;
 
   transport::RegionKey key() const { return key_; }
 
  private:
-  transport::SegmentRegistry& registry_;
+  // A session that outlives the benchmark finds no registry.
+  const std::weak_ptr<transport::SegmentRegistry> registry_;
   const transport::RegionKey key_;
 };
 
+FleetBench::FleetBench(const pull::PullEnvironment& environment, PeerSessions& sessions,
+                       transport::SegmentRegistry& registry, const Rdma* rdma)
+    : environment_(environment),
+      sessions_(sessions),
+      registry_(&registry, [](transport::SegmentRegistry*) {}),
+      rdma_(rdma) {}
+
 Task<Result<proto::DrillResponse>> FleetBench::answer(rpc::Peer peer, proto::DrillRequest request) {
+  proto::DrillResponse response;
+  response.set_pid(static_cast<std::uint32_t>(::getpid()));
+  if (request.dry_run()) co_return response;
   if (request.has_open_bench()) {
     auto opening = open(std::move(peer), std::move(*request.mutable_open_bench()));
     co_return co_await std::move(opening);
   }
-  proto::DrillResponse response;
-  response.set_pid(static_cast<std::uint32_t>(::getpid()));
-  if (request.dry_run()) co_return response;
-  log::info("bench.read", "source", request.bench_read().source().node_id(), "asked_by",
-            peer.node_id);
+  const std::string source = request.bench_read().source().node_id();
+  log::info("bench.read", "source", source, "asked_by", peer.node_id);
   auto reading = read(std::move(*request.mutable_bench_read()));
   CO_TRY(*response.mutable_bench_reading(), co_await std::move(reading));
+  log::info("bench.has_read", "source", source, "bytes", response.bench_reading().bytes());
   co_return response;
 }
 
 Task<Result<proto::DrillResponse>> FleetBench::open(rpc::Peer peer,
                                                     proto::DrillRequest::OpenBench request) {
+  CO_TRY_VOID(sessions_.check_room());
+  // Pullers need the other places.
+  if (lent_.use_count() >= kMostReaders) {
+    co_return fail(ErrorCode::kExhausted,
+                   "{} is read for {} benchmarks already: wait for their end",
+                   environment_.self.node_id(), kMostReaders);
+  }
   std::shared_ptr<const Lent> lent = lent_.lock();
   if (lent == nullptr) {
     auto allocate = [] { return Memory::create(kLentBytes); };

@@ -21,8 +21,7 @@ class FleetBench {
  public:
   // `rdma`: nullptr if this host has none.
   FleetBench(const pull::PullEnvironment& environment, PeerSessions& sessions,
-             transport::SegmentRegistry& registry, const Rdma* rdma)
-      : environment_(environment), sessions_(sessions), registry_(registry), rdma_(rdma) {}
+             transport::SegmentRegistry& registry, const Rdma* rdma);
 
   async::Task<Result<proto::DrillResponse>> answer(rpc::Peer peer, proto::DrillRequest request);
 
@@ -42,7 +41,8 @@ class FleetBench {
 
   const pull::PullEnvironment& environment_;
   PeerSessions& sessions_;
-  transport::SegmentRegistry& registry_;
+  // Not owned. It ends with this object, as far as the lent memory is concerned.
+  const std::shared_ptr<transport::SegmentRegistry> registry_;
   const Rdma* const rdma_;
   // All readers share it. It exists while one of their sessions does.
   std::weak_ptr<const Lent> lent_;

@@ -65,6 +65,8 @@ class PeerSessions {
     // Released when the last read of the session has ended.
     std::shared_ptr<const void> memory;
   };
+  // kUnavailable: every place of a puller is taken.
+  Result<void> check_room() const;
   // A session that reads only this memory, over one of these transports.
   Result<proto::OpenSessionResponse> open_readable(const rpc::Peer& peer, Readable readable,
                                                    const std::vector<std::string>& transports);
@@ -105,7 +107,6 @@ class PeerSessions {
     // Of a session that reads no copy.
     std::shared_ptr<const void> memory = nullptr;
   };
-  Result<void> check_room() const;
   Result<const Served*> admit(const rpc::Peer& peer,
                               const proto::OpenSessionRequest& request) const;
   // The answer to the puller, without regions. kUnavailable: there is no transport in common.

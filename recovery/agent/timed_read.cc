@@ -82,7 +82,7 @@ void TimedRead::landed(SliceIndex slice, SourceIndex) {
     }
   }
   free_slot(slice);
-  batch_->resolve(slice, transport::Verdict::kAccept);
+  landing_->resolve(slice, transport::Verdict::kAccept);
 }
 
 void TimedRead::dropped(SliceIndex slice, SourceIndex) { free_slot(slice); }
@@ -130,6 +130,7 @@ async::Task<TimedRead::Figures> TimedRead::run(transport::Paths paths) {
   const TimePoint start = steady_now();
   const auto warm_up = std::min(kLongestWarmUp, options_.time / kWarmUpPart);
   batch_ = engine_.start(*this, *this, {});
+  landing_ = batch_.get();
   batch_->add_paths(0, std::move(paths));
   (void)co_await read_until(start + warm_up);
   const auto before = batch_->progress();

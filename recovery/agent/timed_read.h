@@ -94,6 +94,8 @@ class TimedRead final : private transport::SliceSource, private transport::Batch
   bool finished_ = false;
 
   std::unique_ptr<transport::Batch> batch_;
+  // `batch_`, also while it is being destroyed: until then slices land.
+  transport::Batch* landing_ = nullptr;
 };
 
 }  // namespace rekindle::agent

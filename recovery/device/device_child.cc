@@ -21,6 +21,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <spawn.h>
 
+#include "src/base/duplicate_fd.h"
 #include "src/base/log.h"
 #include "src/ipc/channel.h"
 
@@ -107,14 +108,14 @@ std::optional<std::string> Child::ended() {
 
 async::Task<void> Child::wait_ended(TimePoint deadline) const {
   namespace asio = boost::asio;
-  UniqueFd pidfd(pidfd_ ? ::fcntl(pidfd_.get(), F_DUPFD_CLOEXEC, 0) : -1);
+  auto pidfd = duplicate(pidfd_.get(), "keep a pidfd");
   if (!pidfd) {
     co_await async::sleep_until(std::min(deadline, steady_now() + kLookWithoutPidfd));
     co_return;
   }
   const auto executor = co_await asio::this_coro::executor;
   // Shared with the timer, whose handler may run after this coroutine.
-  const auto watch = std::make_shared<asio::posix::stream_descriptor>(executor, pidfd.release());
+  const auto watch = std::make_shared<asio::posix::stream_descriptor>(executor, pidfd->release());
   asio::steady_timer timer(executor, deadline);
   timer.async_wait([watch](const boost::system::error_code& error) {
     boost::system::error_code ignored;

@@ -6,7 +6,6 @@
 #include <system_error>
 #include <utility>
 
-#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <boost/asio/post.hpp>
@@ -14,6 +13,7 @@
 
 #include "recovery/device/device_wire.h"
 #include "recovery/rpc/convert.h"
+#include "src/base/duplicate_fd.h"
 #include "src/base/log.h"
 
 namespace rekindle::device {
@@ -31,16 +31,6 @@ constexpr std::chrono::milliseconds kStopped{2000};
 constexpr std::chrono::milliseconds kEndsByItself{2000};
 constexpr std::chrono::seconds kLogAgain{30};
 constexpr std::chrono::milliseconds kKillDeadline{500};
-
-Result<std::vector<UniqueFd>> copies_of(const std::vector<UniqueFd>& files) {
-  std::vector<UniqueFd> copies;
-  for (const UniqueFd& file : files) {
-    UniqueFd copy(::fcntl(file.get(), F_DUPFD_CLOEXEC, 0));
-    if (!copy) return fail_errno(errno, "share a segment with the device process");
-    copies.push_back(std::move(copy));
-  }
-  return copies;
-}
 
 }  // namespace
 
@@ -220,7 +210,7 @@ void DeviceLink::hold(std::uint64_t copy, std::vector<UniqueFd> segments,
 
 void DeviceLink::send_hold(std::uint64_t copy, const Held& held) {
   if (socket_ == nullptr) return;
-  auto files = copies_of(held.segments);
+  auto files = duplicate_all(held.segments, "share a segment with the device process");
   if (!files || files->size() > ipc::kMaxFrameDescriptors) {
     log::warn("device.hold", "copy", copy, "error",
               files ? "it has too many segments" : files.error().message());

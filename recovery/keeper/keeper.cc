@@ -29,6 +29,7 @@
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/rpc_listener.h"
 #include "src/async/task_group.h"
+#include "src/base/duplicate_fd.h"
 #include "src/base/log.h"
 #include "src/base/protocol_range.h"
 #include "src/base/version.h"
@@ -57,16 +58,6 @@ struct Answer {
   proto::KeeperToAgent frame;
   std::vector<UniqueFd> descriptors = {};
 };
-
-Result<std::vector<UniqueFd>> copies_of(const std::vector<UniqueFd>& descriptors) {
-  std::vector<UniqueFd> copies;
-  for (const UniqueFd& descriptor : descriptors) {
-    UniqueFd copy(::fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 0));
-    if (!copy) return fail_errno(errno, "hand out a block");
-    copies.push_back(std::move(copy));
-  }
-  return copies;
-}
 
 // Other descriptors never tell that a process has died.
 bool is_pidfd(int fd) {
@@ -337,7 +328,7 @@ Result<Answer> Keeper::get(const std::string& name) const {
   const KeptCopy* const copy = copies_.find(name);
   if (copy == nullptr) return fail(ErrorCode::kNotFound, "the keeper has no copy '{}'", name);
   Answer answer;
-  TRY(answer.descriptors, copies_of(copy->blocks));
+  TRY(answer.descriptors, duplicate_all(copy->blocks, "hand out a block"));
   auto& kept = *answer.frame.mutable_copy();
   kept.set_name(name);
   kept.set_record(copy->record);

@@ -95,10 +95,7 @@ async::Task<Result<UserId>> KeeperLink::keep(Order order) {
       static_cast<std::uint64_t>(std::max<std::int64_t>(order.time_to_live.count(), 0)));
   std::vector<UniqueFd> descriptors = std::move(order.blocks);
   descriptors.push_back(std::move(order.user));
-  auto asked = ask(std::move(frame), std::move(descriptors));
-  auto answer = co_await std::move(asked);
-  if (!answer) co_return fail(std::move(answer).error());
-  co_return answer->frame.user().user();
+  return ask<UserId>(std::move(frame), std::move(descriptors), take_user);
 }
 
 async::Task<Result<UserId>> KeeperLink::use(std::string name, UniqueFd user) {
@@ -106,57 +103,52 @@ async::Task<Result<UserId>> KeeperLink::use(std::string name, UniqueFd user) {
   frame.mutable_use()->set_name(std::move(name));
   std::vector<UniqueFd> descriptors;
   descriptors.push_back(std::move(user));
-  auto asked = ask(std::move(frame), std::move(descriptors));
-  auto answer = co_await std::move(asked);
-  if (!answer) co_return fail(std::move(answer).error());
-  co_return answer->frame.user().user();
+  return ask<UserId>(std::move(frame), std::move(descriptors), take_user);
 }
 
 async::Task<Result<void>> KeeperLink::leave(std::string name, UserId user) {
   proto::AgentToKeeper frame;
   frame.mutable_leave()->set_name(std::move(name));
   frame.mutable_leave()->set_user(user);
-  auto asked = ask(std::move(frame), {});
-  auto answer = co_await std::move(asked);
-  if (!answer) co_return fail(std::move(answer).error());
-  co_return Result<void>();
+  return ask<void>(std::move(frame), {}, take_nothing);
 }
 
 async::Task<Result<KeeperLink::Kept>> KeeperLink::get(std::string name) {
   proto::AgentToKeeper frame;
   frame.mutable_get()->set_name(std::move(name));
-  auto asked = ask(std::move(frame), {});
-  auto answer = co_await std::move(asked);
-  if (!answer) co_return fail(std::move(answer).error());
-  const proto::KeptCopy& copy = answer->frame.copy();
-  co_return Kept{
-      copy.record(), std::move(answer->descriptors), {copy.users().begin(), copy.users().end()}};
+  return ask<Kept>(std::move(frame), {}, [](Answer answer) -> Result<Kept> {
+    const proto::KeptCopy& copy = answer.frame.copy();
+    return Kept{
+        copy.record(), std::move(answer.descriptors), {copy.users().begin(), copy.users().end()}};
+  });
 }
 
 async::Task<Result<void>> KeeperLink::drop(std::string name) {
   proto::AgentToKeeper frame;
   frame.mutable_drop()->set_name(std::move(name));
-  auto asked = ask(std::move(frame), {});
-  auto answer = co_await std::move(asked);
-  if (!answer) co_return fail(std::move(answer).error());
-  co_return Result<void>();
+  return ask<void>(std::move(frame), {}, take_nothing);
 }
 
-async::Task<Result<std::map<std::string, std::vector<UserId>>>> KeeperLink::list() {
+async::Task<Result<KeeperLink::UsersByCopy>> KeeperLink::list() {
   proto::AgentToKeeper frame;
   frame.mutable_list();
-  auto asked = ask(std::move(frame), {});
-  auto answer = co_await std::move(asked);
-  if (!answer) co_return fail(std::move(answer).error());
-  std::map<std::string, std::vector<UserId>> copies;
-  for (const auto& copy : answer->frame.list().copies()) {
-    copies[copy.name()] = {copy.users().begin(), copy.users().end()};
-  }
-  co_return copies;
+  return ask<UsersByCopy>(std::move(frame), {}, [](Answer answer) -> Result<UsersByCopy> {
+    UsersByCopy copies;
+    for (const auto& copy : answer.frame.list().copies()) {
+      copies[copy.name()] = {copy.users().begin(), copy.users().end()};
+    }
+    return copies;
+  });
 }
 
-async::Task<Result<KeeperLink::Answer>> KeeperLink::ask(proto::AgentToKeeper frame,
-                                                        std::vector<UniqueFd> descriptors) {
+Result<UserId> KeeperLink::take_user(Answer answer) { return answer.frame.user().user(); }
+
+Result<void> KeeperLink::take_nothing(Answer) { return {}; }
+
+template <typename T>
+async::Task<Result<T>> KeeperLink::ask(proto::AgentToKeeper frame,
+                                       std::vector<UniqueFd> descriptors,
+                                       Result<T> (*take)(Answer)) {
   const UnderWay under_way(*this);
   const TimePoint deadline = steady_now() + options_.deadline;
   auto opening = open(deadline);
@@ -164,7 +156,9 @@ async::Task<Result<KeeperLink::Answer>> KeeperLink::ask(proto::AgentToKeeper fra
     co_return fail(std::move(opened).error());
   }
   auto exchanged = exchange(std::move(frame), std::move(descriptors), deadline);
-  co_return co_await std::move(exchanged);
+  auto answer = co_await std::move(exchanged);
+  if (!answer) co_return fail(std::move(answer).error());
+  co_return take(std::move(*answer));
 }
 
 async::Task<Result<KeeperLink::Answer>> KeeperLink::exchange(proto::AgentToKeeper frame,

@@ -80,8 +80,9 @@ class KeeperLink {
   async::Task<Result<Kept>> get(std::string name);
   // kNotFound. Processes that have the blocks open keep them.
   async::Task<Result<void>> drop(std::string name);
+  using UsersByCopy = std::map<std::string, std::vector<UserId>>;
   // The copies and their users.
-  async::Task<Result<std::map<std::string, std::vector<UserId>>>> list();
+  async::Task<Result<UsersByCopy>> list();
 
  private:
   struct Answer {
@@ -96,7 +97,12 @@ class KeeperLink {
 
   // While it lives, a call is under way.
   class UnderWay;
-  async::Task<Result<Answer>> ask(proto::AgentToKeeper frame, std::vector<UniqueFd> descriptors);
+  // `take` makes the result out of the answer.
+  template <typename T>
+  async::Task<Result<T>> ask(proto::AgentToKeeper frame, std::vector<UniqueFd> descriptors,
+                             Result<T> (*take)(Answer));
+  static Result<UserId> take_user(Answer answer);
+  static Result<void> take_nothing(Answer answer);
   async::Task<Result<Answer>> exchange(proto::AgentToKeeper frame,
                                        std::vector<UniqueFd> descriptors, TimePoint deadline);
   async::Task<Result<void>> open(TimePoint deadline);

@@ -158,7 +158,7 @@ async::Task<Result<transport::Paths>> PathOpener::open_offer(ActiveSource& sourc
   };
   auto made = co_await async::offload(*environment_.blocking_pool, std::move(work));
   if (made->paths.empty()) co_return fail(std::move(*made->error));
-  co_return std::move(made->paths);
+  co_return guarded(source, std::move(made->paths));
 }
 
 HandshakeConnector* PathOpener::handshake_connector(const std::string& transport) const {
@@ -210,7 +210,17 @@ async::Task<Result<transport::Paths>> PathOpener::join_rails(ActiveSource& sourc
   const auto paths = co_await async::offload(*environment_.blocking_pool, std::move(finish));
   renew_offer(source, token, offer.transport, handshake->endpoint());
   if (!paths) co_return fail(paths.error());
-  co_return std::move(**paths);
+  co_return guarded(source, std::move(**paths));
+}
+
+transport::Paths PathOpener::guarded(const ActiveSource& source, transport::Paths paths) const {
+  if (environment_.links == nullptr) return paths;
+  // Only a pull has a version.
+  const std::string reader = options_.id.model.empty() ? "" : options_.id.to_string();
+  for (auto& path : paths) {
+    path = environment_.links->guard(std::move(path), source.name, reader);
+  }
+  return paths;
 }
 
 bool PathOpener::has_another_transport(const ActiveSource& source) const {

@@ -77,6 +77,8 @@ class PathOpener {
   async::Task<Result<transport::Paths>> open_offer(ActiveSource& source, SessionToken token,
                                                    PeerSession::Offer offer);
   static Opened open_local(ActiveSource& source);
+  // The paths, under the cuts of drills.
+  transport::Paths guarded(const ActiveSource& source, transport::Paths paths) const;
   void tell_failure(const ActiveSource& source, const std::string& transport, const Error& cause);
 
   const PullEnvironment& environment_;

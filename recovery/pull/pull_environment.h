@@ -16,6 +16,7 @@
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 #include "transport/engine.h"
+#include "transport/link_cuts.h"
 #include "transport/path.h"
 
 namespace rekindle::pull {
@@ -37,6 +38,8 @@ struct PullEnvironment {
   PullMetrics* metrics = nullptr;
   // nullptr: pulls leave no spans.
   trace::Tracer* tracer = nullptr;
+  // nullptr: no drill may cut links.
+  transport::LinkCuts* links = nullptr;
   std::vector<transport::Connector*> connectors;
   std::vector<transport::HandshakeConnector*> handshakes;
   // The live connection to the coordinator, or nullptr while there is none.

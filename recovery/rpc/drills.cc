@@ -57,8 +57,9 @@ void freeze_and_log(std::uint32_t milliseconds) {
   }
 }
 
-bool is_bench(const proto::DrillRequest& request) {
-  return request.has_bench_read() || request.has_open_bench();
+bool concerns_data(const proto::DrillRequest& request) {
+  return request.has_bench_read() || request.has_open_bench() || request.has_cut_links() ||
+         request.has_list_routes();
 }
 
 Result<void> check_allowed(const DrillOptions& options, const proto::DrillRequest& request) {
@@ -66,7 +67,7 @@ Result<void> check_allowed(const DrillOptions& options, const proto::DrillReques
     return fail(ErrorCode::kDenied,
                 "this daemon allows no drills; start it with --allow-drills where they are meant");
   }
-  if (is_bench(request) && !options.bench) {
+  if (concerns_data(request) && !options.data) {
     return fail(ErrorCode::kInvalid, "a coordinator reads no data: ask an agent");
   }
   return {};
@@ -103,6 +104,8 @@ Result<proto::DrillResponse> answer(const boost::asio::any_io_executor& executor
       break;
     case proto::DrillRequest::kBenchRead:
     case proto::DrillRequest::kOpenBench:
+    case proto::DrillRequest::kCutLinks:
+    case proto::DrillRequest::kListRoutes:
     case proto::DrillRequest::KIND_NOT_SET:
       return fail(ErrorCode::kInvalid, "this daemon does not know the drill: it is older");
   }
@@ -129,9 +132,9 @@ void serve_drills(RpcServer& server, boost::asio::any_io_executor executor, Dril
                            Peer peer, proto::DrillRequest request,
                            Events) -> async::Task<Result<proto::DrillResponse>> {
                          CO_TRY_VOID(check_allowed(options, request));
-                         if (is_bench(request)) {
-                           auto bench = options.bench(std::move(peer), std::move(request));
-                           co_return co_await std::move(bench);
+                         if (concerns_data(request)) {
+                           auto data = options.data(std::move(peer), std::move(request));
+                           co_return co_await std::move(data);
                          }
                          co_return answer(executor, options, peer, request);
                        });

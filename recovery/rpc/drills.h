@@ -19,8 +19,9 @@ struct DrillOptions {
   std::function<Result<std::uint32_t>(const std::string& instance, std::uint32_t rank,
                                       bool dry_run)>
       kill_worker = {};
-  // Answers the calls of `rekindle bench fleet`. Empty: this daemon has no data to read.
-  std::function<async::Task<Result<proto::DrillResponse>>(Peer, proto::DrillRequest)> bench = {};
+  // Answers the requests that concern reads of data: those of `rekindle bench fleet` and `rekindle
+  // drill cut-link`. Empty: this daemon has no data to read.
+  std::function<async::Task<Result<proto::DrillResponse>>(Peer, proto::DrillRequest)> data = {};
 };
 
 // Before listen(). Answers DRILL: lets this daemon or one of its workers fail on purpose, or loads

@@ -5,12 +5,11 @@
 #include <numeric>
 #include <utility>
 
-#include <fcntl.h>
-
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/keeper/keeper.h"
 #include "recovery/rpc/convert.h"
+#include "src/base/duplicate_fd.h"
 #include "src/base/log.h"
 #include "src/tensor/checkpoint.h"
 
@@ -39,8 +38,7 @@ Result<std::vector<bucket::BlockFile>> files_of(const std::vector<UniqueFd>& blo
                                                 const proto::ResidentRecord& record) {
   std::vector<bucket::BlockFile> files;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    UniqueFd copy(::fcntl(blocks[i].get(), F_DUPFD_CLOEXEC, 0));
-    if (!copy) return fail_errno(errno, "share a block with the device process");
+    TRY(auto copy, duplicate(blocks[i].get(), "share a block with the device process"));
     files.push_back({std::move(copy), record.block_bytes(static_cast<int>(i))});
   }
   return files;

@@ -11,6 +11,7 @@
 
 #include "recovery/worker/residents.h"
 #include "src/async/task.h"
+#include "src/base/duplicate_fd.h"
 #include "src/base/log.h"
 #include "src/ipc/frame.h"
 
@@ -307,10 +308,7 @@ Result<UniqueFd> SessionServing::give_device(Session& session, const VersionFeed
   order.in_round = way == DeviceWay::kRound;
   order.direct = way == DeviceWay::kDirect;
   order.keep = std::make_shared<const VersionFeed::Files>(view.files);
-  for (const auto& segment : view.segments) {
-    order.segments.emplace_back(::fcntl(segment.get(), F_DUPFD_CLOEXEC, 0));
-    if (!order.segments.back()) return fail_errno(errno, "share a segment with the device process");
-  }
+  TRY(order.segments, duplicate_all(view.segments, "share a segment with the device process"));
   order.verify_upload = verify_uploads_;
   if (way != DeviceWay::kUpload || order.verify_upload)
     TRY_VOID(add_leaves(*view.checkpoint, order));

@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 
 #include "recovery/rpc/address.h"
 #include "recovery/worker/worker_wire.h"
+#include "src/base/duplicate_fd.h"
 #include "src/base/log.h"
 #include "src/base/protocol_range.h"
 #include "src/base/version.h"
@@ -188,9 +188,8 @@ Result<void> WorkerConnections::greet(const ClientPtr& client, const proto::Work
                         {fmt::format("its agent ({})", software_version()), kProtocol, kProtocol});
   if (conflict) return fail(ErrorCode::kInvalid, "{}", *conflict);
   TRY(auto page, ipc::LifePage::create());
-  std::vector<UniqueFd> descriptors;
-  descriptors.emplace_back(::fcntl(page->fd(), F_DUPFD_CLOEXEC, 0));
-  if (!descriptors.front()) return fail_errno(errno, "share a life page");
+  std::vector<UniqueFd> descriptors(1);
+  TRY(descriptors.front(), duplicate(page->fd(), "share a life page"));
   client->greeted = true;
   client->process = process_name(*client, hello);
   TRY_VOID(watch_->add(client->id(), std::move(page), std::move(client->peer())));
@@ -224,7 +223,7 @@ Client::Client(const boost::asio::any_io_executor& executor, ClientId id, ipc::C
       peer_(std::move(peer)),
       pid_(static_cast<std::uint32_t>(peer_.pid)),
       uid_(peer_.uid),
-      pidfd_(peer_.pidfd ? ::fcntl(peer_.pidfd.get(), F_DUPFD_CLOEXEC, 0) : -1),
+      pidfd_(duplicate(peer_.pidfd.get(), "keep a pidfd").value_or(UniqueFd())),
       socket_(std::make_shared<ipc::FramedSocket>(executor, std::move(channel),
                                                   client_socket_options())) {}
 
@@ -238,8 +237,7 @@ Result<void> Client::kill() const {
 }
 
 Result<UniqueFd> Client::pidfd() const {
-  UniqueFd copy(pidfd_ ? ::fcntl(pidfd_.get(), F_DUPFD_CLOEXEC, 0) : -1);
-  if (copy) return copy;
+  if (pidfd_) return duplicate(pidfd_.get(), "keep a pidfd");
   return fail(
       ErrorCode::kUnavailable,
       "there is no pidfd of process {}, so its death would not be seen: the kernel is older "

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <mutex>
 
-#include <fcntl.h>
 #include <sys/stat.h>
 
+#include "src/base/duplicate_fd.h"
 #include "src/base/units.h"
 #include "src/bucket/double_stream.h"
 
@@ -33,13 +32,12 @@ Result<void> check_handle(const Handle& handle, std::string_view kind, std::uint
   return {};
 }
 
-Result<Handle> duplicate(const UniqueFd& fd, std::string_view kind) {
+Result<Handle> copy_handle(const UniqueFd& fd, std::string_view kind) {
   if (!fd) {
     return fail(ErrorCode::kUnavailable, "share a double device's {}: it was opened from a handle",
                 kind);
   }
-  UniqueFd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
-  if (!copy) return fail_errno(errno, "share a double device's memory");
+  TRY(auto copy, duplicate(fd.get(), "share a double device's memory"));
   return Handle{std::string(kind), std::move(copy)};
 }
 
@@ -96,7 +94,7 @@ class DoubleBlock final : public Block {
   DeviceAddress address() const override { return memory_.address(); }
   std::uint64_t bytes() const override { return memory_.bytes(); }
   Result<UniqueFd> export_descriptor() override {
-    TRY(auto handle, duplicate(memory_.fd(), kMemoryHandle));
+    TRY(auto handle, copy_handle(memory_.fd(), kMemoryHandle));
     return std::move(handle.fd);
   }
 
@@ -131,10 +129,10 @@ class DoubleDevice final : public Device {
     return std::make_unique<DoublePin>();
   }
   Result<Handle> share(Memory& memory) override {
-    return duplicate(static_cast<DoubleMemory&>(memory).fd(), kMemoryHandle);
+    return copy_handle(static_cast<DoubleMemory&>(memory).fd(), kMemoryHandle);
   }
   Result<Handle> share(Event& event) override {
-    return duplicate(static_cast<DoubleEvent&>(event).fd(), kEventHandle);
+    return copy_handle(static_cast<DoubleEvent&>(event).fd(), kEventHandle);
   }
   Result<std::unique_ptr<Memory>> open_memory(const Handle& handle, std::uint64_t bytes) override;
   Result<std::unique_ptr<Event>> open_event(const Handle& handle) override;
@@ -193,8 +191,7 @@ Result<std::unique_ptr<Block>> DoubleDevice::open_block(const UniqueFd& block, s
       static_cast<std::uint64_t>(info.st_size) != bytes) {
     return fail(ErrorCode::kInvalid, "this is no block of {} bytes of {}", bytes, id_);
   }
-  UniqueFd copy(::fcntl(block.get(), F_DUPFD_CLOEXEC, 0));
-  if (!copy) return fail_errno(errno, "keep a block of a double device");
+  TRY(auto copy, duplicate(block.get(), "keep a block of a double device"));
   TRY(auto mapping, Mapping::of(copy.get(), bytes, access));
   return std::make_unique<DoubleBlock>(std::move(mapping), std::move(copy), nullptr);
 }

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 
+#include "src/base/duplicate_fd.h"
 #include "src/base/units.h"
 
 namespace rekindle::cuda {
@@ -23,12 +24,6 @@ bool is_no_block(CUresult result) {
     default:
       return false;
   }
-}
-
-Result<UniqueFd> copy_of(int fd) {
-  UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!copy) return fail_errno(errno, "keep the descriptor of a block");
-  return copy;
 }
 
 CUmemAllocationProp properties_on(CUdevice device) {
@@ -73,7 +68,7 @@ Result<std::unique_ptr<CudaBlock>> CudaBlock::create(const std::shared_ptr<const
 Result<std::unique_ptr<CudaBlock>> CudaBlock::open(const std::shared_ptr<const Context>& context,
                                                    int fd, std::uint64_t bytes,
                                                    bucket::Access access) {
-  TRY(UniqueFd descriptor, copy_of(fd));
+  TRY(UniqueFd descriptor, duplicate(fd, "keep the descriptor of a block"));
   const Api& api = context->api();
   CUmemGenericAllocationHandle allocation{};
   // The driver takes the descriptor as the value of a pointer.
@@ -132,7 +127,7 @@ CudaBlock::~CudaBlock() {
 }
 
 Result<UniqueFd> CudaBlock::export_descriptor() {
-  if (descriptor_) return copy_of(descriptor_.get());
+  if (descriptor_) return duplicate(descriptor_.get(), "keep the descriptor of a block");
   const Api& api = context().api();
   int fd = -1;
   const CUresult result = context().run([&] {

@@ -8,6 +8,7 @@
 #include <sys/inotify.h>
 #include <unistd.h>
 
+#include "src/base/duplicate_fd.h"
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
 #include "src/store/segment_store.h"
@@ -119,8 +120,7 @@ void WatchedFile::close_own(UniqueFd writer) {
 
 Result<void> make_read_only(MappedSegment& segment, WatchedFile& file) {
   if ((::fcntl(segment.fd(), F_GETFL) & O_ACCMODE) == O_RDONLY) return {};
-  UniqueFd last(::fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0));
-  if (!last) return fail_errno(errno, "duplicate a descriptor");
+  TRY(auto last, duplicate(segment.fd(), "duplicate a descriptor"));
   TRY_VOID(segment.make_read_only());
   file.close_own(std::move(last));
   return {};

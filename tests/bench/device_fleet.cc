@@ -189,9 +189,4 @@ DeviceBenchOptions options_of(int argc, char** argv, DeviceBenchOptions options)
   return options;
 }
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
 }  // namespace rekindle::bench

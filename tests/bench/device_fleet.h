@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/base/median.h"
 #include "src/base/unique_fd.h"
 #include "tests/support/process.h"
 
@@ -18,6 +19,7 @@
 // to do.
 namespace rekindle::bench {
 
+using rekindle::median;
 using Json = nlohmann::json;
 
 inline constexpr testing::milliseconds kLong{300'000};
@@ -86,7 +88,5 @@ struct DeviceBenchOptions {
   std::string bucket;  // "": the agent's choice
 };
 DeviceBenchOptions options_of(int argc, char** argv, DeviceBenchOptions defaults);
-
-double median(std::vector<double> values);
 
 }  // namespace rekindle::bench

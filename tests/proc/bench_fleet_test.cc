@@ -119,6 +119,26 @@ TEST_F(BenchFleet, AnInterruptEndsTheReadsAtOnce) {
   EXPECT_EQ(bench({"--under", "0.01"}).exit_code, 0);
 }
 
+// In the first round a reads from b, and b from c.
+TEST_F(BenchFleet, AnInterruptKeepsTheReadsOfItsRoundThatHaveEnded) {
+  start({"a", "b", "c"});
+  Process command(fleet_.command({"bench", "fleet", "--time", "2s", "--parallel", "2"}));
+  ASSERT_TRUE(agent("a").wait_for_err("bench.read source=b")) << command.err();
+  agent("a").signal(SIGSTOP);
+  ASSERT_TRUE(agent("b").wait_for_err("bench.has_read source=c")) << command.err();
+  // Its answer to the benchmark is older than this one.
+  EXPECT_EQ(fleet_.run_command({"status", "--agent", fleet_.agent("b").control}).exit_code, 0);
+  command.signal(SIGINT);
+  const auto done = command.wait();
+  agent("a").signal(SIGCONT);
+  ASSERT_TRUE(done) << command.err();
+  EXPECT_EQ(done->code, 128 + SIGINT);
+  const auto report = nlohmann::json::parse(command.out());
+  ASSERT_EQ(report["pairs"].size(), 1u) << report;
+  EXPECT_EQ(report["pairs"][0]["reader"], "b");
+  EXPECT_EQ(report["pairs"][0]["error"], "");
+}
+
 TEST_F(BenchFleet, TheReadsOfACommandThatIsGoneEnd) {
   start({"a", "b"});
   Process command(long_bench());

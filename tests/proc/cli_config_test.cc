@@ -166,6 +166,19 @@ TEST_F(CliConfig, AKeyOfASectionWinsOverTheTopLevel) {
                               HasSubstr(file + ":3 sets it in [agent]")));
 }
 
+TEST_F(CliConfig, AKeyThatIsGivenTwiceIsRefused) {
+  for (const char* text : {"log-level = \"debug\"\nlog-level = \"warn\"\n",
+                           "log-level = \"debug\"\njson = true\nlog-level = \"warn\"\n",
+                           "[agent]\nmax-rate = \"1GB\"\nmax-pullers = 3\nmax-rate = \"2GB\"\n"}) {
+    const std::string file = config(text);
+    const Finished done = rekindle({"config", "check", file});
+    EXPECT_EQ(done.exit.code, 1) << text << done.out;
+    EXPECT_THAT(done.out, AllOf(HasSubstr("is given again at " + file + ":"),
+                                HasSubstr("keep one of them"), Not(HasSubstr("has no effect"))));
+    EXPECT_EQ(std::ranges::count(done.out, '\n'), 1) << done.out;
+  }
+}
+
 TEST_F(CliConfig, AKeyWithoutAnEffectIsCheckedToo) {
   const std::string file = config(
       "log-level = \"loud\"\nmax-rate = \"fast\"\n[agent]\nlog-level = \"warn\"\nmax-rate = "

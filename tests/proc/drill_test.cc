@@ -1,5 +1,6 @@
 // `rekindle drill` on a live fleet: what it kills, what it reports, and what it refuses.
 #include <csignal>
+#include <thread>
 
 #include <gmock/gmock.h>
 
@@ -201,6 +202,172 @@ TEST_F(Drills, NothingIsKilledUnconfirmedOrDry) {
   EXPECT_TRUE(worker->running());
   EXPECT_TRUE(agent().running());
   EXPECT_TRUE(fleet_.coordinator().running());
+}
+
+// A source that another process replaces is no source any more, whatever it holds.
+TEST_F(Drills, ASourceThatComesBackWithLessIsNoticed) {
+  start_two({"--dead-after", "10min", "--suspect-after", "5min"});
+  Process command(kill_source());
+  const auto killed = [&]() -> std::string {
+    for (const char* name : {"a", "b"}) {
+      if (!fleet_.agent(name).process->running()) return name;
+    }
+    return "";
+  };
+  ASSERT_TRUE(eventually([&] { return !killed().empty(); })) << command.out() << command.err();
+  const std::string name = killed();
+  std::filesystem::remove_all(fleet_.agent(name).store);
+  fleet_.start_agent(name);
+  const auto done = command.wait(60s);
+  ASSERT_TRUE(done) << command.out();
+  EXPECT_EQ(done->code, 0) << command.out() << command.err();
+  EXPECT_THAT(command.out(), AllOf(HasSubstr("a new process of " + name + " has registered"),
+                                   HasSubstr("lost: nothing")));
+}
+
+TEST_F(Drills, AnInterruptDoesNotWaitForASilentCoordinator) {
+  start();
+  Process command(drill({"kill-agent", "a", "--yes"}));
+  ASSERT_TRUE(command.wait_for_out("the coordinator sees that a is ")) << command.err();
+  fleet_.coordinator().signal(SIGSTOP);
+  // The next call waits by then.
+  std::this_thread::sleep_for(500ms);
+  command.signal(SIGINT);
+  const auto done = command.wait();
+  fleet_.coordinator().signal(SIGCONT);
+  ASSERT_TRUE(done) << command.out();
+  EXPECT_EQ(done->code, 130) << command.out() << command.err();
+  EXPECT_THAT(command.out(), Not(HasSubstr("does not answer")));
+}
+
+class CutLink : public Drills {
+ protected:
+  void start_sources(const std::vector<std::string>& names) {
+    make_checkpoint(fleet_.dir("model"), 8, 2048, 9);
+    fleet_.start_coordinator();
+    for (const auto& name : names) {
+      fleet_.start_agent(name, {"--allow-drills", "--max-rate", "6MB"});
+      fleet_.publish(name, "m@1", fleet_.dir("model"));
+    }
+    fleet_.start_agent("c", {"--allow-drills"});
+  }
+  // By the agent c.
+  std::unique_ptr<Process> pull(const std::string& transport) {
+    auto process = std::make_unique<Process>(fleet_.command(
+        {"pull", "m@1", "--store", fleet_.agent("c").store, "--transport", transport}));
+    return process;
+  }
+  bool reads_from(const std::string& name) {
+    return eventually([&] { return fleet_.agent(name).sessions_opened() > 0; });
+  }
+  static void expect_end(Process& process) {
+    const auto done = process.wait(60s);
+    ASSERT_TRUE(done) << process.out() << process.err();
+    EXPECT_EQ(done->code, 0) << process.out() << process.err();
+  }
+};
+
+TEST_F(CutLink, APullMovesToAnotherSourceAndTheLinkHeals) {
+  start_sources({"a", "b"});
+  const auto puller = pull("tcp");
+  ASSERT_TRUE(reads_from("a") && reads_from("b")) << puller->err();
+  Process command(drill({"cut-link", "a", "--for", "4s", "--yes"}));
+  expect_end(command);
+  EXPECT_THAT(command.out(),
+              AllOf(HasSubstr("cut the data links of a to 2 other agents for 4s"),
+                    HasSubstr("the pull of m@1 by c reads from a over the link: tcp "),
+                    HasSubstr("the pull of m@1 by c gave the route up "),
+                    HasSubstr("the pull of m@1 by c goes on from b: tcp "),
+                    HasSubstr("the link has healed at a"), HasSubstr("the link has healed at c"),
+                    HasSubstr("the pull of m@1 by c is complete, and every byte verified"),
+                    HasSubstr("lost: nothing")));
+  expect_end(*puller);
+  // Its calls went on.
+  EXPECT_THAT(fleet_.coordinator().err(), Not(HasSubstr("suspect")));
+}
+
+TEST_F(CutLink, SharedMemoryFallsSilentToo) {
+  start_sources({"a", "b"});
+  Process command(drill({"cut-link", "a", "--to", "c", "--for", "4s", "--yes"}));
+  ASSERT_TRUE(command.wait_for_out("cut the data links of a to c for 4s")) << command.err();
+  const auto puller = pull("shm");
+  expect_end(*puller);
+  expect_end(command);
+  EXPECT_THAT(command.out(),
+              AllOf(HasSubstr("the pull of m@1 by c reads from a over the link: shm "),
+                    HasSubstr("the pull of m@1 by c gave the route up "),
+                    HasSubstr("the pull of m@1 by c goes on from b: shm "),
+                    HasSubstr("the pull of m@1 by c is complete")));
+}
+
+// The pull has no other source, and nobody but the agents ends the silence.
+TEST_F(CutLink, ItHealsWhenTheCommandAndTheCoordinatorAreGone) {
+  start_sources({"a"});
+  const auto puller = pull("tcp");
+  ASSERT_TRUE(reads_from("a")) << puller->err();
+  Process command(drill({"cut-link", "c", "--for", "2s", "--yes"}));
+  ASSERT_TRUE(command.wait_for_out("reads from a over the link")) << command.err();
+  command.kill();
+  fleet_.coordinator().kill();
+  expect_end(*puller);
+}
+
+TEST_F(CutLink, ASignalHealsTheLinkAtOnce) {
+  start_sources({"a"});
+  const auto puller = pull("tcp");
+  ASSERT_TRUE(reads_from("a")) << puller->err();
+  Process command(drill({"cut-link", "c", "--to", "a", "--for", "60s", "--yes"}));
+  ASSERT_TRUE(command.wait_for_out("reads from a over the link")) << command.err();
+  for (const char* name : {"a", "c"}) fleet_.agent(name).process->signal(SIGHUP);
+  expect_end(*puller);
+  expect_end(command);
+}
+
+TEST_F(CutLink, AnAgentEndsInTheMiddleOfACut) {
+  start_sources({"a"});
+  const auto puller = pull("tcp");
+  ASSERT_TRUE(reads_from("a")) << puller->err();
+  Process command(drill({"cut-link", "c", "--for", "60s", "--yes"}));
+  ASSERT_TRUE(command.wait_for_out("reads from a over the link")) << command.err();
+  Process& reader = *fleet_.agent("c").process;
+  reader.signal(SIGTERM);
+  const auto end = reader.wait();
+  ASSERT_TRUE(end) << reader.err();
+  EXPECT_EQ(end->code, 0) << reader.err();
+}
+
+TEST_F(CutLink, AnotherLinkIsLeftAlone) {
+  start_sources({"a", "b"});
+  const auto puller = pull("tcp");
+  ASSERT_TRUE(reads_from("a") && reads_from("b")) << puller->err();
+  const Finished done = run(drill({"cut-link", "a", "--to", "b", "--for", "500ms", "--yes"}), 60s);
+  EXPECT_EQ(done.exit.code, 0) << done.out << done.err;
+  EXPECT_THAT(done.out, AllOf(HasSubstr("no pull of these agents ran over the link"),
+                              Not(HasSubstr("gave the route up"))));
+  expect_end(*puller);
+}
+
+TEST_F(CutLink, WhatMakesNoSenseIsRefused) {
+  start();
+  fleet_.start_agent("b", {"--allow-drills"});
+  const auto code = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "cut-link");
+    return run(drill(std::move(arguments))).exit.code;
+  };
+  EXPECT_EQ(code({"a"}), 2);
+  EXPECT_EQ(code({"a", "--dry-run"}), 0);
+  EXPECT_EQ(code({"a", "--to", "a", "--yes"}), 2);
+  EXPECT_EQ(code({"a", "--for", "61s", "--yes"}), 2);
+  EXPECT_EQ(code({"a", "--for", "0s", "--yes"}), 2);
+  EXPECT_EQ(code({"a", "--to", "z", "--yes"}), 3);
+  EXPECT_EQ(code({"z", "--yes"}), 3);
+  const Finished rail = run(drill({"cut-link", "a:nic9:1", "--yes"}));
+  EXPECT_EQ(rail.exit.code, 3) << rail.out;
+  EXPECT_THAT(rail.err, HasSubstr("no rail 'nic9:1'"));
+  fleet_.start_agent("d");
+  const Finished refused = run(drill({"cut-link", "a", "--yes"}));
+  EXPECT_EQ(refused.exit.code, 7) << refused.out;
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("the agent d"), HasSubstr("--allow-drills")));
 }
 
 }  // namespace

@@ -108,6 +108,31 @@ class RdmaFleetBench : public RdmaCables {
   }
 };
 
+// `rekindle drill cut-link`, where the wire has to be silenced at the reader: nobody else takes
+// part in its reads.
+using RdmaCutLink = RdmaRails;
+
+TEST_F(RdmaCutLink, ASilentRailIsGivenUpAndThePullGoesOnOverTheOther) {
+  start_source("a", {"--allow-drills", "--max-rate", "5MB"});
+  fleet_.start_agent("p", {"--allow-drills", "--hca", hca_a_});
+  const std::uint64_t began = received_bytes('a', 0);
+  Process pull(
+      fleet_.command({"pull", "m@1", "--store", fleet_.agent("p").store, "--transport", "verbs"}));
+  ASSERT_TRUE(eventually([&] { return received_bytes('a', 0) > began + kMiB; })) << pull.err();
+  const auto answer =
+      fleet_.run_command({"drill", "cut-link", "p:" + rails_.a[0] + ":1", "--for", "4s", "--yes"});
+  EXPECT_EQ(answer.exit_code, 0) << answer.json << answer.err;
+  const std::string steps = answer.json["steps"].dump();
+  EXPECT_THAT(steps, HasSubstr("gave the route up "));
+  EXPECT_THAT(steps, HasSubstr("reads from a over the link: verbs " + rails_.a[0] + ":1"));
+  EXPECT_THAT(steps, HasSubstr("goes on from a: verbs " + rails_.a[1] + ":1"));
+  EXPECT_THAT(steps, Not(HasSubstr("over the link: verbs " + rails_.a[1])));
+  EXPECT_THAT(steps, HasSubstr("is complete, and every byte verified"));
+  const auto done = pull.wait(120s);
+  ASSERT_TRUE(done) << pull.err();
+  EXPECT_EQ(done->code, 0) << pull.err();
+}
+
 TEST_F(RdmaFleetBench, NamesTheRailsOfBothEndsAndARailThatIsDown) {
   fleet_.start_agent("a", {"--allow-drills", "--hca", hca_a_});
   fleet_.start_agent("b", {"--allow-drills", "--hca", hca_b_});

@@ -405,11 +405,13 @@ class FleetBenchmark {
         reads.push_back(calls.read(round[i], time_, args_.transport, readings[i], rails[i]));
       }
       calls.run(std::move(reads));
-      if (calls.interrupted_by() != 0) break;
       for (std::size_t i = 0; i < round.size(); ++i) {
+        // An interrupt ends the reads that run, and no other.
+        if (calls.interrupted_by() != 0 && !readings[i].error.empty()) continue;
         if (!rails[i].empty()) figures_.hosts[round[i].reader].rails = std::move(rails[i]);
         figures_.readings.push_back(std::move(readings[i]));
       }
+      if (calls.interrupted_by() != 0) break;
     }
     figures_.took_s = std::chrono::duration<double>(steady_now() - began).count();
   }

@@ -42,21 +42,26 @@ constexpr std::chrono::milliseconds kLook{100};
 constexpr std::uint32_t kEventWaitMs = 500;
 // For the first bytes of a pull.
 constexpr std::chrono::seconds kSourceDeadline{30};
-constexpr std::chrono::seconds kLongestFreeze{60};
+// Of a freeze and of a cut.
+constexpr std::chrono::seconds kLongest{60};
+// For the coordinator to hear of the copy of a pull that has ended.
+constexpr std::chrono::seconds kAnnounceTime{3};
 
 struct DrillArgs {
   std::string target;
   bool dry_run = false;
   bool yes = false;
   std::string timeout = "60s";
-  // Of `freeze`.
+  // Of `freeze` and `cut-link`.
   std::string how_long = "5s";
+  // Of `cut-link`.
+  std::string peer;
   // Of `kill-source`.
   std::string to = "/dev/shm";
   std::string transport;
 };
 
-// The process that is to fail.
+// The process that is to fail, or whose links are.
 struct Victim {
   std::string address;
   std::string name;
@@ -102,7 +107,7 @@ class Drill {
     }
     Drill drill(settings, args, std::move(kind));
     TRY(drill.timeout_, parse_duration("--timeout", args.timeout));
-    TRY(drill.coordinator_, Remote::create(settings, settings.coordinator));
+    TRY(drill.coordinator_, drill.remote(settings.coordinator));
     TRY(drill.before_, drill.status());
     return drill;
   }
@@ -113,32 +118,41 @@ class Drill {
   Result<proto::ClusterStatusResponse> status() {
     return coordinator_->call<proto::COORDINATOR_STATUS>({});
   }
+  // A signal ends its calls.
   Result<std::unique_ptr<Remote>> remote(const std::string& address) const {
-    return Remote::create(settings_, address);
+    TRY(auto remote, Remote::create(settings_, address));
+    remote->while_waiting([signals = interrupts_] { return !was_interrupted(*signals); });
+    return remote;
   }
 
-  // Returns false if it only said what it would do.
-  Result<bool> strike(Victim victim) {
-    victim.request.set_dry_run(true);
-    TRY(const auto found, call(victim));
-    victim_pid_ = found.pid();
-    victim_ = fmt::format("{} (pid {})", victim.name, victim_pid_);
+  // The first victim names them all, and either all can be struck or none is. Returns false if it
+  // only said what it would do.
+  Result<bool> strike(std::vector<Victim> victims) {
+    for (Victim& victim : victims) {
+      victim.request.set_dry_run(true);
+      TRY(const auto found, call(victim));
+      if (&victim == &victims.front()) victim_pid_ = found.pid();
+    }
+    victim_ = victims.front().name;
+    if (victim_pid_ != 0) victim_ += fmt::format(" (pid {})", victim_pid_);
     if (args_.dry_run) {
       print_result(settings_.json, {{"drill", kind_}, {"would", verb() + " " + victim_}},
                    fmt::format("would {} {}\n", verb(), printable(victim_)));
       return false;
     }
     TRY_VOID(confirm());
-    victim.request.set_dry_run(false);
     struck_ = steady_now();
-    TRY_VOID(call(victim));
+    for (Victim& victim : victims) {
+      victim.request.set_dry_run(false);
+      TRY_VOID(call(victim));
+    }
     note(fmt::format("{} {}", verb(), victim_));
     return true;
   }
 
   // Each thing once.
   void note(const std::string& what) {
-    if (!noted_.insert(what).second) return;
+    if (was_interrupted(*interrupts_) || !noted_.insert(what).second) return;
     steps_.push_back({std::chrono::duration<double>(steady_now() - struck_).count(), what});
     if (settings_.json || settings_.quiet) return;
     print_line(fmt::format("{:8.2f} s  {}", steps_.back().after_s, printable(what)));
@@ -153,10 +167,10 @@ class Drill {
   // From the first call on, signals are asked for here, so that the drill can clean up. False: one
   // has come.
   bool rest(std::chrono::milliseconds pause) {
-    if (!interrupts_) interrupts_.emplace();
-    return !interrupts_->within(pause);
+    if (!*interrupts_) interrupts_->emplace();
+    return !(*interrupts_)->within(pause);
   }
-  int interrupted() const { return interrupts_->exit_code(); }
+  int interrupted() const { return (*interrupts_)->exit_code(); }
 
   // `look` notes what it sees, and returns true once the fleet has recovered. `pause`: between two
   // looks.
@@ -177,11 +191,17 @@ class Drill {
   Drill(const Settings& settings, const DrillArgs& args, std::string kind)
       : settings_(settings), args_(args), kind_(std::move(kind)) {}
 
-  std::string verb() const { return kind_ == "freeze" ? "freeze" : "kill"; }
+  static bool was_interrupted(std::optional<Interrupts>& signals) {
+    return signals && signals->within(std::chrono::milliseconds(0));
+  }
+  std::string verb() const {
+    if (kind_ == "freeze") return "freeze";
+    return kind_ == "cut-link" ? "cut" : "kill";
+  }
 
   Result<proto::DrillResponse> call(const Victim& victim) const {
-    TRY(const auto remote, Remote::create(settings_, victim.address));
-    auto answer = remote->call<proto::DRILL>(victim.request);
+    TRY(const auto agent, remote(victim.address));
+    auto answer = agent->call<proto::DRILL>(victim.request);
     if (!answer) return fail(std::move(answer).error().with_context(victim.name));
     return answer;
   }
@@ -234,14 +254,16 @@ class Drill {
   TimePoint struck_{};
   bool given_up_ = false;
   std::string doubt_;
-  std::optional<Interrupts> interrupts_;
+  // nullopt: a signal ends this process, as usual. Shared with the calls.
+  const std::shared_ptr<std::optional<Interrupts>> interrupts_ =
+      std::make_shared<std::optional<Interrupts>>();
   std::vector<Step> steps_;
   std::set<std::string> noted_;
 };
 
-// What the coordinator knows of an agent that was killed. kBack: a later process of the node holds
-// at least as much. kNothing: neither that nor the death.
-enum class Known { kNothing, kDead, kBack };
+// What the coordinator knows of an agent that was killed. kReturned: a later process of the node
+// has registered. kBack: it holds at least as much. kNothing: neither that nor the death.
+enum class Known { kNothing, kDead, kReturned, kBack };
 
 Known look_at_killed(Drill& drill, const proto::NodeStatus& before) {
   const auto status = drill.status();
@@ -259,8 +281,8 @@ Known look_at_killed(Drill& drill, const proto::NodeStatus& before) {
     return state == "dead" ? Known::kDead : Known::kNothing;
   }
   drill.note(fmt::format("a new process of {} has registered", name));
-  if (now->holdings_size() < before.holdings_size()) return Known::kNothing;
-  if (!lost_between(drill.before(), *status).empty()) return Known::kNothing;
+  if (now->holdings_size() < before.holdings_size()) return Known::kReturned;
+  if (!lost_between(drill.before(), *status).empty()) return Known::kReturned;
   drill.note(fmt::format("it holds its copies again: {}", now->holdings_size()));
   return Known::kBack;
 }
@@ -276,7 +298,7 @@ Result<int> kill_agent(const Settings& settings, const DrillArgs& args) {
   TRY(const proto::NodeStatus node, living_agent(drill, args.target));
   Victim victim{node.node().control_endpoint(), "the agent " + args.target, {}};
   victim.request.mutable_kill_self();
-  TRY(const bool struck, drill.strike(std::move(victim)));
+  TRY(const bool struck, drill.strike({std::move(victim)}));
   if (!struck) return kExitOk;
   return drill.follow([&] { return look_at_killed(drill, node) == Known::kBack; }, kLook,
                       "nobody has started the agent again; run it under systemd or Kubernetes");
@@ -372,10 +394,12 @@ Result<std::optional<proto::NodeStatus>> wait_for_source(Drill& drill, OwnPull& 
                                                          const std::string& name) {
   const TimePoint give_up = steady_now() + kSourceDeadline;
   while (steady_now() < give_up && !pull.ended()) {
-    TRY(const auto status, drill.status());
-    const auto* running = pull.in(status);
+    const auto status = drill.status();
+    if (!drill.rest(std::chrono::milliseconds(0))) return std::nullopt;
+    if (!status) return fail(status.error());
+    const auto* running = pull.in(*status);
     const auto* source = running != nullptr ? busiest_source(*running) : nullptr;
-    const auto* node = source != nullptr ? find_node(status, source->node_id()) : nullptr;
+    const auto* node = source != nullptr ? find_node(*status, source->node_id()) : nullptr;
     if (node != nullptr) return *node;
     if (!drill.rest(kLook)) return std::nullopt;
   }
@@ -432,7 +456,7 @@ Result<int> kill_source(const Settings& settings, const DrillArgs& args) {
                 fmt::format("the agent {}, a source of the pull", node->node().node_id()),
                 {}};
   victim.request.mutable_kill_self();
-  TRY_VOID(drill.strike(std::move(victim)));
+  TRY_VOID(drill.strike({std::move(victim)}));
   return drill.follow(
       [&] { return look_at_pull(drill, *pull, *node); }, kLook,
       "the pull did not go on from other sources; does another host hold all of it?");
@@ -456,13 +480,15 @@ bool look_at_frozen(Drill& drill, const proto::NodeStatus& before, TimePoint unt
   return true;
 }
 
-Result<int> freeze(const Settings& settings, const DrillArgs& args) {
-  TRY(auto drill, Drill::begin(settings, args, "freeze"));
+Result<std::chrono::milliseconds> parse_how_long(const DrillArgs& args) {
   TRY(const auto how_long, parse_duration("--for", args.how_long));
-  if (how_long > kLongestFreeze) {
-    return fail(ErrorCode::kInvalid, "--for {}: at most {} s", args.how_long,
-                kLongestFreeze.count());
-  }
+  if (how_long.count() > 0 && how_long <= kLongest) return how_long;
+  return fail(ErrorCode::kInvalid, "--for {}: give 1ms to {} s", args.how_long, kLongest.count());
+}
+
+Result<int> freeze(const Settings& settings, const DrillArgs& args) {
+  TRY(const auto how_long, parse_how_long(args));
+  TRY(auto drill, Drill::begin(settings, args, "freeze"));
   // The agent recovers when it is over.
   drill.wait_longer(how_long);
   TRY(const proto::NodeStatus node, living_agent(drill, args.target));
@@ -470,12 +496,186 @@ Result<int> freeze(const Settings& settings, const DrillArgs& args) {
                 fmt::format("the agent {} for {}", args.target, args.how_long),
                 {}};
   victim.request.mutable_freeze()->set_milliseconds(static_cast<std::uint32_t>(how_long.count()));
-  TRY(const bool struck, drill.strike(std::move(victim)));
+  TRY(const bool struck, drill.strike({std::move(victim)}));
   if (!struck) return kExitOk;
   // The agent freezes after its answer.
   const TimePoint until = steady_now() + how_long;
   return drill.follow([&] { return look_at_frozen(drill, node, until); }, kLook,
                       "the agent has not come back; look at its log");
+}
+
+// One end of a link: an agent, and one of its rails. "" means all that it has.
+struct LinkEnd {
+  proto::NodeStatus node;
+  std::string rail;
+};
+
+// A name of an agent and one of a rail may have colons.
+Result<LinkEnd> parse_link_end(const Drill& drill, const std::string& text) {
+  auto whole = living_agent(drill, text);
+  if (whole) return LinkEnd{std::move(*whole), ""};
+  for (auto colon = text.rfind(':'); colon != std::string::npos && colon > 0;
+       colon = text.rfind(':', colon - 1)) {
+    auto node = living_agent(drill, text.substr(0, colon));
+    if (node) return LinkEnd{std::move(*node), text.substr(colon + 1)};
+  }
+  return fail(std::move(whole).error());
+}
+
+// The agents at a link that was cut: each reads from the other side.
+class LinkWatch {
+ public:
+  // Of `nodes`.
+  static Result<LinkWatch> create(const Drill& drill, const std::vector<proto::NodeStatus>& nodes) {
+    LinkWatch watch;
+    for (const auto& node : nodes) {
+      TRY(auto remote, drill.remote(node.node().control_endpoint()));
+      watch.readers_.push_back({node.node().node_id(), std::move(remote)});
+    }
+    return watch;
+  }
+
+  // Notes the news. True: the link has healed everywhere, and every pull over it is complete.
+  bool look(Drill& drill) {
+    for (Reader& reader : readers_) look_at(drill, reader);
+    look_at_pulls(drill);
+    bool over = std::ranges::all_of(readers_, &Reader::healed);
+    for (const auto& [key, pull] : pulls_) {
+      over = over && pull.end == Pull::End::kComplete;
+      if (pull.end == Pull::End::kFailed) drill.give_up();
+    }
+    if (over && pulls_.empty()) drill.note("no pull of these agents ran over the link");
+    return over;
+  }
+
+ private:
+  struct Reader {
+    std::string node;
+    std::unique_ptr<Remote> agent;
+    bool healed = false;
+  };
+  struct Pull {
+    enum class End { kRuns, kComplete, kFailed };
+    End end = End::kRuns;
+    // Since the coordinator has known of no such pull.
+    std::optional<TimePoint> gone_since;
+  };
+  // The reader, and the version.
+  using Key = std::pair<std::string, std::string>;
+
+  static std::string name_pull(const Key& key) {
+    return key.second.empty() ? fmt::format("a read of {}", key.first)
+                              : fmt::format("the pull of {} by {}", key.second, key.first);
+  }
+
+  void look_at(Drill& drill, Reader& reader) {
+    proto::DrillRequest request;
+    request.mutable_list_routes();
+    const auto answer = reader.agent->call<proto::DRILL>(request);
+    if (!answer) {
+      drill.note(fmt::format("{} does not answer: {}", reader.node, answer.error().message()));
+      return;
+    }
+    for (const auto& route : answer->routes().routes()) {
+      const Key key{reader.node, route.version()};
+      if (!route.silenced()) continue;
+      if (!key.second.empty()) pulls_.try_emplace(key);
+      drill.note(fmt::format("{} reads from {} over the link: {}", name_pull(key), route.peer(),
+                             route.description()));
+      if (!route.has_noticed_after_ms()) continue;
+      drill.note(fmt::format("{} gave the route up {:.2f} s after the cut: {}", name_pull(key),
+                             route.noticed_after_ms() / 1e3, route.description()));
+    }
+    for (const auto& route : answer->routes().routes()) {
+      const Key key{reader.node, route.version()};
+      if (route.silenced() || route.bytes() == 0 || !pulls_.contains(key)) continue;
+      drill.note(
+          fmt::format("{} goes on from {}: {}", name_pull(key), route.peer(), route.description()));
+    }
+    if (answer->routes().left_ms() != 0) return;
+    if (!std::exchange(reader.healed, true)) {
+      drill.note(fmt::format("the link has healed at {}", reader.node));
+    }
+  }
+
+  void look_at_pulls(Drill& drill) {
+    if (pulls_.empty()) return;
+    const auto status = drill.status();
+    if (!status) {
+      drill.note(fmt::format("the coordinator does not answer: {}", status.error().message()));
+      return;
+    }
+    for (auto& [key, pull] : pulls_) {
+      if (pull.end == Pull::End::kRuns) look_at_pull(drill, *status, key, pull);
+    }
+  }
+
+  static void look_at_pull(Drill& drill, const proto::ClusterStatusResponse& status, const Key& key,
+                           Pull& pull) {
+    const bool runs = std::ranges::any_of(status.pulls(), [&](const auto& running) {
+      return running.puller() == key.first && name_of(running.id()) == key.second;
+    });
+    if (runs) {
+      pull.gone_since.reset();
+      return;
+    }
+    const auto* node = find_node(status, key.first);
+    const bool holds =
+        node != nullptr && std::ranges::any_of(node->holdings(), [&](const auto& one) {
+          return one.complete() && name_of(one.id()) == key.second;
+        });
+    if (!pull.gone_since) pull.gone_since = steady_now();
+    if (holds) {
+      pull.end = Pull::End::kComplete;
+      drill.note(fmt::format("{} is complete, and every byte verified", name_pull(key)));
+    } else if (steady_now() - *pull.gone_since > kAnnounceTime) {
+      pull.end = Pull::End::kFailed;
+      drill.note(fmt::format("{} has ended without a copy", name_pull(key)));
+    }
+  }
+
+  std::vector<Reader> readers_;
+  std::map<Key, Pull> pulls_;
+};
+
+Result<int> cut_link(const Settings& settings, const DrillArgs& args) {
+  TRY(const auto how_long, parse_how_long(args));
+  TRY(auto drill, Drill::begin(settings, args, "cut-link"));
+  TRY(const LinkEnd end, parse_link_end(drill, args.target));
+  const std::string& name = end.node.node().node_id();
+  if (name == args.peer) {
+    return fail(ErrorCode::kInvalid, "--to {}: a link has two ends; name another agent", name);
+  }
+  if (!args.peer.empty()) TRY_VOID(living_agent(drill, args.peer));
+  std::vector<proto::NodeStatus> nodes{end.node};
+  for (const auto& node : drill.before().nodes()) {
+    const std::string& other = node.node().node_id();
+    const bool chosen = args.peer.empty() ? node.state() == "alive" : other == args.peer;
+    if (chosen && other != name) nodes.push_back(node);
+  }
+  if (nodes.size() < 2) {
+    return fail(ErrorCode::kNotFound, "{} has no links: no other agent is alive", name);
+  }
+  std::vector<Victim> victims;
+  for (const auto& node : nodes) {
+    const bool is_end = victims.empty();
+    Victim victim{node.node().control_endpoint(), "the agent " + node.node().node_id(), {}};
+    auto& cut = *victim.request.mutable_cut_links();
+    cut.set_milliseconds(static_cast<std::uint32_t>(how_long.count()));
+    cut.set_peer(is_end ? args.peer : name);
+    (is_end ? *cut.mutable_rail() : *cut.mutable_peer_rail()) = end.rail;
+    victims.push_back(std::move(victim));
+  }
+  victims.front().name = fmt::format(
+      "the {} of {} to {} for {}", end.rail.empty() ? "data links" : "rail " + end.rail, name,
+      args.peer.empty() ? fmt::format("{} other agents", nodes.size() - 1) : args.peer,
+      args.how_long);
+  drill.wait_longer(how_long);
+  TRY(auto watch, LinkWatch::create(drill, nodes));
+  TRY(const bool struck, drill.strike(std::move(victims)));
+  if (!struck) return kExitOk;
+  return drill.follow([&] { return watch.look(drill); }, kLook,
+                      "a pull over the link is not complete; does another host hold its version?");
 }
 
 // The agents that were alive have to be registered with the new term.
@@ -505,7 +705,7 @@ Result<int> kill_leader(const Settings& settings, const DrillArgs& args) {
   TRY(auto drill, Drill::begin(settings, args, "leader"));
   Victim victim{settings.coordinator, "the coordinator that leads", {}};
   victim.request.mutable_kill_self();
-  TRY(const bool struck, drill.strike(std::move(victim)));
+  TRY(const bool struck, drill.strike({std::move(victim)}));
   if (!struck) return kExitOk;
   return drill.follow([&] { return look_at_leader(drill); }, kLook,
                       "no coordinator leads; start it again, or run several with --etcd");
@@ -618,7 +818,7 @@ Result<int> kill_worker(const Settings& settings, const DrillArgs& args) {
       {}};
   victim.request.mutable_kill_worker()->set_instance(rank.instance);
   victim.request.mutable_kill_worker()->set_rank(rank.number);
-  TRY(const bool struck, drill.strike(std::move(victim)));
+  TRY(const bool struck, drill.strike({std::move(victim)}));
   if (!struck) return kExitOk;
   bool ended = false;
   const auto look = [&] {
@@ -653,7 +853,11 @@ void add_one(Command& drill, Session& session, const DrillText& text,
   Command sub = drill.command(text.name, text.about);
   auto args = std::make_shared<DrillArgs>();
   if (text.target != nullptr) sub.option(text.target, args->target, text.target_help).required();
-  if (body == freeze) {
+  if (body == cut_link) {
+    sub.option("--to", args->peer, "Only the links to this agent, by its --node-id [all agents]")
+        .type_name("NODE");
+  }
+  if (body == freeze || body == cut_link) {
     sub.option("--for", args->how_long, "How long, at most 60s [5s]").type_name("TIME");
   }
   if (body == kill_source) {
@@ -699,6 +903,13 @@ void add_drill(Command& app, Session& session) {
            "and holds the same copies. It goes on by itself, even if this command dies.",
            "NODE", kNodeHelp},
           freeze);
+  add_one(sub, session,
+          {"cut-link",
+           "Silence the data links of an agent for a while, while its calls go on. Recovered: the\n"
+           "links have healed, and the pulls that ran over them are complete. They heal by\n"
+           "themselves, even if this command dies.",
+           "NODE[:RAIL]", "The agent's --node-id, and one of its rails, such as mlx5_0:1"},
+          cut_link);
   add_one(
       sub, session,
       {"leader", "Kill the coordinator that leads. Recovered: one leads, and all agents are back",

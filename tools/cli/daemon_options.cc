@@ -409,7 +409,8 @@ void add_agent_options(Command& sub, AgentArgs& args) {
              "run on hardware yet [off]")
       .type_name("WHICH");
   sub.flag("--allow-drills", options.allow_drills,
-           "Let `rekindle drill` kill or freeze this process and kill its workers [off]");
+           "Let `rekindle drill` kill or freeze this process, kill its workers and silence\n"
+           "its data links [off]");
   add_fabric_options(sub, options.rdma.fabric);
 }
 

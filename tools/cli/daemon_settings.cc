@@ -38,9 +38,11 @@ class SettingsFile {
   }
   const std::vector<CLI::ConfigItem>& items() const { return items_; }
 
-  // "FILE:LINE". The parser tells no lines, so this looks for the key below its section.
-  std::string place_of(const CLI::ConfigItem& item) const {
+  // "FILE:LINE" of each line that sets the key. The parser tells no lines, so this looks for the
+  // key below its section.
+  std::vector<std::string> places_of(const CLI::ConfigItem& item) const {
     const std::string wanted = item.parents.empty() ? "" : item.parents.front();
+    std::vector<std::string> places;
     std::istringstream lines(text_);
     std::string line;
     std::string section;
@@ -49,9 +51,10 @@ class SettingsFile {
       if (line.starts_with('[')) section = line.substr(1, line.find(']') - 1);
       const bool is_key = line.starts_with(item.name + "=") && section == wanted;
       const bool is_dotted = !wanted.empty() && line.starts_with(item.fullname() + "=");
-      if (is_key || is_dotted) return fmt::format("{}:{}", path_, number);
+      if (is_key || is_dotted) places.push_back(fmt::format("{}:{}", path_, number));
     }
-    return path_;
+    if (places.empty()) places.push_back(path_);
+    return places;
   }
 
  private:
@@ -211,11 +214,20 @@ class Reading {
     std::ranges::stable_partition(items, [this](const CLI::ConfigItem& item) {
       return item.parents.empty() == (winner_ == Winner::kTopLevel);
     });
+    std::set<std::string> repeated;
     for (const CLI::ConfigItem& item : items) {
       // A section begins or ends.
       if (item.name == "++" || item.name == "--") continue;
-      const std::string place = file->place_of(item);
+      const auto places = file->places_of(item);
+      const std::string& place = places.front();
       const std::string where = "configuration file " + printable(place);
+      if (places.size() > 1) {
+        if (!repeated.insert(place).second) continue;
+        problems.add(where, Error(ErrorCode::kInvalid,
+                                  fmt::format("'{}' is given again at {}: keep one of them",
+                                              printable(item.fullname()), printable(places[1]))));
+        continue;
+      }
       if (auto applied = apply(item, where); !applied) {
         problems.add(where, std::move(applied).error());
       }
