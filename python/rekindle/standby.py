@@ -3,11 +3,14 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import struct
 import time
+from typing import TYPE_CHECKING
 
 from . import errors
+
+if TYPE_CHECKING:
+    import socket
 
 _VARIABLE = "REKINDLE_STANDBY"
 _GO = b"go\n"
@@ -36,6 +39,7 @@ def wait(timeout: float | None = None) -> bool:
 
 def _answer(name: str, deadline: float) -> bytes:
     """Returns what `rekindle run` says once it has chosen this process."""
+    import socket
     gone = errors.UnavailableError("this process is a standby, and the `rekindle run` that started "
                                    "it has ended")
     data = b""
@@ -59,7 +63,8 @@ def _answer(name: str, deadline: float) -> bytes:
     return data
 
 
-def _check_user(connection: socket.socket, name: str) -> None:
+def _check_user(connection: "socket.socket", name: str) -> None:
+    import socket
     format_ = "3i"
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(format_))
     user = struct.unpack(format_, peer)[1]

@@ -23,6 +23,7 @@ class Standbys : public ::testing::Test {
     words.insert(words.begin(), STANDBY_MAIN);
     options.insert(options.end(), {"--backoff", "1ms"});
     run_ = std::make_unique<Process>(supervised_program(std::move(options), std::move(words)));
+    EXPECT_TRUE(have_said("turn", 1)) << run_->err();
   }
 
   // The rest of each line that begins with `word`.
@@ -39,7 +40,6 @@ class Standbys : public ::testing::Test {
     return eventually([&] { return said(word).size() >= times; });
   }
   pid_t worker() {
-    EXPECT_TRUE(have_said("turn", 1)) << run_->err();
     const auto turns = said("turn");
     return turns.empty() ? -1 : std::stoi(turns.back());
   }
@@ -249,8 +249,8 @@ TEST_F(Standbys, TheSupervisorKeepsNoDescriptorOfThoseThatAreGone) {
 }
 
 TEST_F(Standbys, WithoutTheOptionNoProcessIsOne) {
-  const auto done = run(supervised({}, "echo \"standby '$REKINDLE_STANDBY'\""));
-  EXPECT_EQ(done.out, "standby ''\n");
+  const auto done = run(supervised({}, "echo \"standby ${REKINDLE_STANDBY-unset}\""));
+  EXPECT_EQ(done.out, "standby unset\n");
   EXPECT_EQ(run(supervised({"--standby", "17"}, "echo ran")).exit.code, 2);
   EXPECT_EQ(run(supervised({"--standby", "-1"}, "echo ran")).exit.code, 2);
 }

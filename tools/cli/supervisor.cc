@@ -62,13 +62,15 @@ std::string traceparent_below(const trace::Context& outer) {
   return fmt::format("00-{}-{}-01", id.hex(), trace::SpanId::random().hex());
 }
 
-// The environment of this process as NAME=VALUE, with `more` added.
+// The environment of this process as NAME=VALUE, with `more` added. A standby of another
+// supervisor that becomes one itself does not pass on its own place.
 std::vector<std::string> environment_with(
     const std::vector<std::pair<std::string, std::string>>& more) {
   std::vector<std::string> out;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
     const std::string name = text.substr(0, text.find('='));
+    if (name == ipc::kStandbyVariable) continue;
     if (std::ranges::none_of(more, [&](const auto& item) { return item.first == name; })) {
       out.push_back(text);
     }
@@ -126,7 +128,7 @@ Result<pid_t> Supervisor::start(int failures, const StandbyDoor* door) {
   auto extra = options_.environment;
   extra.emplace_back(kFailuresVariable, fmt::format("{}", failures));
   extra.emplace_back("TRACEPARENT", traceparent_below(options_.trace));
-  extra.emplace_back(ipc::kStandbyVariable, door != nullptr ? door->name() : "");
+  if (door != nullptr) extra.emplace_back(ipc::kStandbyVariable, door->name());
   auto settings = environment_with(extra);
   const auto argv = pointers(words);
   const auto environment = pointers(settings);
