@@ -83,6 +83,17 @@ TEST(RecoveryTimeline, AProcessThatSeemsToStartATickBeforeTheDeathIsANewOne) {
   EXPECT_THAT(times(timeline), ElementsAre(DoubleNear(0.005, 1e-6), 0, DoubleNear(0.02, 1e-6)));
 }
 
+TEST(RecoveryTimeline, AProcessThatStartsBeforeTheAgentSeesTheDeathIsANewOne) {
+  RecoveryTimeline timeline(kVictim, 1);
+  timeline.add(event("died", kVictim, 0), 0.5);
+  auto late = attach(0.1, 0.4);
+  auto* detect = late.add_phases();
+  detect->set_name("detect");
+  detect->set_elapsed_us(450'000);
+  timeline.add(late, 1);
+  EXPECT_THAT(names(timeline), ElementsAre("detect", "restart", "start"));
+}
+
 TEST(RecoveryTimeline, AnAgentThatDoesNotKnowTheAgeOfAProcessGivesOnePhase) {
   RecoveryTimeline timeline(kVictim, 1);
   timeline.add(event("died", kVictim, 0), 0);

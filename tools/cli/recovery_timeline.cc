@@ -1,6 +1,7 @@
 #include "tools/cli/recovery_timeline.h"
 
 #include <algorithm>
+#include <string_view>
 
 namespace rekindle::cli {
 namespace {
@@ -12,9 +13,9 @@ bool ends_worker(const proto::AgentEvent& event) {
   return event.kind() == "died" || event.kind() == "failed" || event.kind() == "detached";
 }
 
-std::optional<double> process_age(const proto::AgentEvent& attach) {
+std::optional<double> phase_of(const proto::AgentEvent& attach, std::string_view name) {
   for (const auto& phase : attach.phases()) {
-    if (phase.name() == "start") return static_cast<double>(phase.elapsed_us()) / 1e6;
+    if (phase.name() == name) return static_cast<double>(phase.elapsed_us()) / 1e6;
   }
   return std::nullopt;
 }
@@ -37,7 +38,10 @@ void RecoveryTimeline::add(const proto::AgentEvent& event, double arrived_s) {
   if (!event.has_rank() || event.rank() != rank_) return;
   if (event.kind() == "attach") {
     attached_s_ = at(event);
-    process_age_s_ = process_age(event);
+    process_age_s_ = phase_of(event, "start");
+    // By the agent's clock alone, and before the moment when the old worker was last seen alive.
+    const double since_alive_s = at(event) - *died_s_ + phase_of(event, "detect").value_or(0);
+    takes_over_ = process_age_s_.value_or(0) > since_alive_s + kStartResolutionS;
     // Those of an earlier worker, which has failed as well.
     loaded_s_.reset();
     ready_s_.reset();
@@ -59,7 +63,7 @@ std::vector<RecoveryTimeline::Phase> RecoveryTimeline::phases() const {
   until("detect", died_s_, "the agent sees the death");
   if (attached_s_) {
     const double started_s = *attached_s_ - process_age_s_.value_or(0);
-    if (process_age_s_ && started_s < -kStartResolutionS) {
+    if (takes_over_) {
       until("takeover", attached_s_, "a process that had started up before attaches");
     } else if (process_age_s_) {
       until("restart", started_s, "a new process starts");

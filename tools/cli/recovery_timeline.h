@@ -44,6 +44,8 @@ class RecoveryTimeline {
   std::uint64_t died_unix_us_ = 0;
   // Of the worker that has attached. nullopt: the agent does not know.
   std::optional<double> process_age_s_;
+  // It had started before the death.
+  bool takes_over_ = false;
   std::string rung_;
 };
 
