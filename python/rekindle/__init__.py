@@ -18,6 +18,7 @@ import importlib
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from . import standby as standby
     from .boxes import Box, TensorInfo
     from .cataloging import Catalog, catalog
     from .command import pull, status
@@ -64,6 +65,7 @@ _NAMES = {
     "joint": ("Publisher", "publisher"),
     "publication": ("Published", "publish"),
     "session": ("Session", "attach"),
+    "standby": (),
     "updating": ("UpdateResult", "update"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from . import _abi, errors
+from . import _abi, errors, standby
 
 # The longest call into C, in seconds. Ctrl-C and close() in another thread take effect after it.
 SLICE_S = 1.0
@@ -104,6 +104,8 @@ class Native:
 
     def __init__(self, store: str | os.PathLike[str] | None, timeout: float | None,
                  what: str = "session") -> None:
+        # Here, because C would not let the handlers of signals run meanwhile.
+        standby.wait()
         self._abi = _abi.load()
         self._handles = _Handles(self._abi)
         self._what = what

@@ -44,7 +44,8 @@ Failure network_error(const char* what, const beast::error_code& error) {
 HttpClient::HttpClient(HostPort server, std::size_t most_answer_bytes)
     : server_(std::move(server)), most_answer_bytes_(most_answer_bytes) {}
 
-asio::awaitable<Result<HttpReply>> HttpClient::exchange(std::string path, std::string body,
+asio::awaitable<Result<HttpReply>> HttpClient::exchange(std::string path,
+                                                        std::optional<std::string> body,
                                                         TimePoint deadline) {
   constexpr auto kToken = asio::as_tuple(asio::use_awaitable);
   if (!stream_) {
@@ -57,11 +58,13 @@ asio::awaitable<Result<HttpReply>> HttpClient::exchange(std::string path, std::s
     if (error) co_return network_error("connect", error);
   }
   stream_->expires_at(deadline);
-  http::request<http::string_body> request{http::verb::post, path, 11};
+  http::request<http::string_body> request{body ? http::verb::post : http::verb::get, path, 11};
   request.set(http::field::host, server_.to_string());
-  request.set(http::field::content_type, "application/json");
-  request.body() = std::move(body);
-  request.prepare_payload();
+  if (body) {
+    request.set(http::field::content_type, "application/json");
+    request.body() = std::move(*body);
+    request.prepare_payload();
+  }
   const auto [write_error, written] = co_await http::async_write(*stream_, request, kToken);
   if (write_error) co_return network_error("send", write_error);
   beast::flat_buffer buffer;
@@ -76,6 +79,15 @@ asio::awaitable<Result<HttpReply>> HttpClient::exchange(std::string path, std::s
 
 Result<HttpReply> HttpClient::post(std::string_view path, const std::string& body,
                                    TimePoint deadline) {
+  return ask(path, body, deadline);
+}
+
+Result<HttpReply> HttpClient::get(std::string_view path, TimePoint deadline) {
+  return ask(path, std::nullopt, deadline);
+}
+
+Result<HttpReply> HttpClient::ask(std::string_view path, std::optional<std::string> body,
+                                  TimePoint deadline) {
   Result<HttpReply> answer = fail(ErrorCode::kUnavailable, "not asked");
   const auto once = [&] {
     io_.restart();

@@ -20,7 +20,7 @@ struct HttpReply {
   std::string body;
 };
 
-// Posts JSON to one server over HTTP/1.1, and keeps the connection. Blocks, at most until the
+// Sends requests to one server over HTTP/1.1, and keeps the connection. Blocks, at most until the
 // deadline of a call. One thread.
 class HttpClient {
  public:
@@ -29,13 +29,19 @@ class HttpClient {
   // kUnavailable: no answer came; the message says why. A post may reach the server twice when a
   // kept connection breaks.
   Result<HttpReply> post(std::string_view path, const std::string& body, TimePoint deadline);
+  Result<HttpReply> get(std::string_view path, TimePoint deadline);
+  // From any thread: ends the call that runs. The client makes no call afterwards.
+  void interrupt() { io_.stop(); }
   const HostPort& server() const { return server_; }
 
  private:
   static constexpr std::size_t kMostAnswerBytes = 1u << 20;
 
-  boost::asio::awaitable<Result<HttpReply>> exchange(std::string path, std::string body,
+  // Without a body: a GET.
+  boost::asio::awaitable<Result<HttpReply>> exchange(std::string path,
+                                                     std::optional<std::string> body,
                                                      TimePoint deadline);
+  Result<HttpReply> ask(std::string_view path, std::optional<std::string> body, TimePoint deadline);
 
   const HostPort server_;
   const std::size_t most_answer_bytes_;

@@ -45,6 +45,8 @@ struct Event {
   std::string rung;  // once known
   std::string why;
   std::optional<std::array<Duration, kPhaseCount>> phases;  // how long each took up to now
+  // Of an attach: how long the worker's process ran before it, if known.
+  std::optional<Duration> start;
   AttachTrace trace;
 
   std::uint64_t number = 0;  // from 1 on, without gaps

@@ -14,6 +14,7 @@
 #include "src/base/duplicate_fd.h"
 #include "src/base/log.h"
 #include "src/ipc/frame.h"
+#include "src/ipc/process_age.h"
 
 namespace rekindle::worker {
 
@@ -52,6 +53,7 @@ void note(EventLog& events, const Session& session, std::string kind, std::strin
   if (session.attach_call == 0) event.rung = std::string(to_string(session.state.rung()));
   event.phases = session.state.phases().at(steady_now());
   event.trace = session.trace;
+  if (event.kind == "attach") event.start = ipc::age_of_process(static_cast<pid_t>(event.pid));
   events.add(std::move(event));
 }
 

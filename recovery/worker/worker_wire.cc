@@ -363,6 +363,11 @@ proto::AgentEvent to_proto(const Event& event) {
   auto message = event_message<proto::AgentEvent>(event);
   message.set_session(event.session);
   message.set_pid(event.pid);
+  if (event.start) {
+    auto* phase = message.add_phases();
+    phase->set_name("start");
+    phase->set_elapsed_us(microseconds(*event.start));
+  }
   return message;
 }
 

@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
 #include <memory>
 #include <utility>
 
 #include "src/base/text.h"
 #include "src/base/version.h"
 #include "src/client/c_boundary.h"
+#include "src/ipc/standby.h"
 
 // The calls of rekindle.h, but for rk_describe_tensors (c_dlpack.cc).
 namespace rekindle::client {
@@ -114,6 +117,19 @@ Result<WantedBox> box_of(const rk_box& box) {
   return out;
 }
 
+// Returns at once in a process that is no standby.
+Result<std::uint32_t> wait_as_standby(TimePoint deadline) {
+  const char* const name = std::getenv(ipc::kStandbyVariable);
+  if (name == nullptr || *name == '\0') return 0u;
+  TRY(const ipc::Variables variables, ipc::wait_for_turn(name, deadline));
+  std::uint32_t failures = 0;
+  for (const auto& [variable, value] : variables) {
+    if (variable != "REKINDLE_FAILURES") continue;
+    (void)std::from_chars(value.data(), value.data() + value.size(), failures);
+  }
+  return failures;
+}
+
 // A trace context is ASCII. An agent would refuse a frame with text in another encoding.
 std::string traceparent_of(const rk_attach_options& options) {
   constexpr std::size_t kLongest = 512;
@@ -220,11 +236,24 @@ RK_API const char* rk_code_name(int32_t code) {
 
 // --- an agent
 
+RK_API int32_t rk_wait_standby(int64_t timeout_ms, uint32_t* failures, rk_error* error) {
+  if (failures != nullptr) *failures = 0;
+  return guarded(error, [&]() -> Result<void> {
+    TRY(const auto deadline, deadline_in(timeout_ms));
+    TRY(const std::uint32_t counted, wait_as_standby(deadline));
+    if (failures != nullptr) *failures = counted;
+    return {};
+  });
+}
+
 RK_API int32_t rk_connect(const rk_connect_options* options, rk_agent** agent, rk_error* error) {
   if (agent != nullptr) *agent = nullptr;
   return guarded(error, [&]() -> Result<void> {
     if (agent == nullptr) return fail(ErrorCode::kInvalid, "`agent` is null");
     TRY(const rk_connect_options given, read_options(options));
+    TRY_VOID(checked_timeout(given.timeout_ms));
+    // A program that knows nothing of standbys must not take the rank of the worker that serves.
+    TRY_VOID(wait_as_standby(TimePoint::max()));
     TRY(const auto deadline, deadline_in(given.timeout_ms, kConnectTimeoutMs));
     auto handle = std::make_unique<rk_agent>();
     TRY(handle->object,

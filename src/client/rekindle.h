@@ -14,7 +14,7 @@
  * line; it may be NULL. All functions are thread-safe. A session may be detached while calls of
  * other threads on it still run; they return RK_STALE. There is no global state. Structures begin
  * with their size, so that later versions can extend them. Times are milliseconds. A call with a
- * timeout of 0 does not wait. No call waits for ever.
+ * timeout of 0 does not wait. No call waits for ever, except rk_connect() in a standby.
  *
  * After fork() only the parent may use its handles. When the agent dies, calls return RK_PEER_LOST
  * and mapped tensors stay readable. A new connection then reaches the restarted agent, and
@@ -88,7 +88,14 @@ typedef struct rk_connect_options {
   int64_t timeout_ms;
 } rk_connect_options;
 
-/* Connects to the agent. Waits if no agent runs yet, for example during a restart.
+/* Waits until this process takes over, if it is a standby of `rekindle run --standby`, which
+ * $REKINDLE_STANDBY tells. Returns RK_OK at once in every other process. `failures`: how many times
+ * in a row the worker has failed; it may be null. RK_TIMEOUT: not yet, call again. RK_UNAVAILABLE:
+ * `rekindle run` has ended. */
+RK_API int32_t rk_wait_standby(int64_t timeout_ms, uint32_t* failures, rk_error* error);
+
+/* Connects to the agent. Waits if no agent runs yet, for example during a restart. A standby first
+ * waits as in rk_wait_standby(), for as long as `rekindle run` lives; the timeout begins then.
  * RK_UNAVAILABLE: no agent serves that store within the timeout. RK_DENIED: the agent belongs to
  * another user. */
 RK_API int32_t rk_connect(const rk_connect_options* options, rk_agent** agent, rk_error* error);

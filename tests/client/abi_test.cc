@@ -1,13 +1,19 @@
 // The edges of the ABI: versions, sizes, nulls, texts, fork().
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
+#include <string>
+#include <thread>
 
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/base/unique_fd.h"
+#include "src/ipc/standby.h"
 #include "tests/client/worker.h"
 
 namespace rekindle::client::testing {
@@ -26,6 +32,44 @@ TEST(Abi, NamesAndVersions) {
   EXPECT_STREQ(rk_code_name(RK_INTERNAL), "INTERNAL");
   EXPECT_STREQ(rk_code_name(11), "UNKNOWN");
   EXPECT_STREQ(rk_code_name(-1), "UNKNOWN");
+}
+
+TEST(Abi, AProcessThatIsNoStandbyDoesNotWait) {
+  rk_error error{};
+  std::uint32_t failures = 7;
+  EXPECT_EQ(rk_wait_standby(0, &failures, &error), RK_OK) << error.message;
+  EXPECT_EQ(failures, 0u);
+  EXPECT_EQ(rk_wait_standby(0, nullptr, nullptr), RK_OK);
+  EXPECT_EQ(rk_wait_standby(-1, &failures, &error), RK_INVALID);
+}
+
+TEST(Abi, AStandbyWaitsForItsTurn) {
+  const std::string name = "rekindle-standby-abi-" + std::to_string(::getpid());
+  ASSERT_EQ(::setenv(ipc::kStandbyVariable, name.c_str(), 1), 0);
+  rk_error error{};
+  std::uint32_t failures = 7;
+  EXPECT_EQ(rk_wait_standby(0, &failures, &error), RK_UNAVAILABLE);
+  EXPECT_THAT(error.message, HasSubstr("`rekindle run` that started it has ended"));
+  rk_agent* agent = nullptr;
+  EXPECT_EQ(rk_connect(nullptr, &agent, &error), RK_UNAVAILABLE);
+  EXPECT_THAT(error.message, HasSubstr("`rekindle run` that started it has ended"));
+
+  const auto address = ipc::abstract_address(name);
+  ASSERT_TRUE(address);
+  const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(listener.get(), address->generic(), address->size), 0);
+  ASSERT_EQ(::listen(listener.get(), 4), 0);
+  EXPECT_EQ(rk_wait_standby(1, &failures, &error), RK_TIMEOUT);
+  const UniqueFd timed_out(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  std::thread run([&] {
+    const UniqueFd waiter(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const std::string turn = ipc::turn_text({{"REKINDLE_FAILURES", "3"}, {"OTHER", "a=b"}});
+    EXPECT_EQ(::write(waiter.get(), turn.data(), turn.size()), static_cast<ssize_t>(turn.size()));
+  });
+  EXPECT_EQ(rk_wait_standby(60'000, &failures, &error), RK_OK) << error.message;
+  EXPECT_EQ(failures, 3u);
+  run.join();
+  ::unsetenv(ipc::kStandbyVariable);
 }
 
 TEST(Abi, NullsAreInvalidOrNothing) {

@@ -1,9 +1,18 @@
 // `rekindle drill` on a live fleet: what it kills, what it reports, and what it refuses.
+#include <array>
+#include <atomic>
 #include <csignal>
+#include <mutex>
 #include <thread>
+
+#include <arpa/inet.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 
+#include "src/base/unique_fd.h"
 #include "tests/proc/worker_fixture.h"
 
 namespace rekindle::testing {
@@ -12,8 +21,64 @@ namespace {
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+// Stands in for an engine: answers 503 to so many requests, and then 200. Keeps what it was asked.
+class Engine {
+ public:
+  explicit Engine(int refusals) : refusals_(refusals) {
+    const sockaddr_in any{
+        .sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
+    sockaddr_in bound{};
+    socklen_t size = sizeof bound;
+    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&any), sizeof any), 0);
+    EXPECT_EQ(::listen(listener_.get(), 8), 0);
+    ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound), &size);
+    url_ = "http://127.0.0.1:" + std::to_string(ntohs(bound.sin_port)) + "/v1/completions";
+    thread_ = std::thread([this] { serve(); });
+  }
+  ~Engine() {
+    over_ = true;
+    thread_.join();
+  }
+  const std::string& url() const { return url_; }
+  std::vector<std::string> requests() {
+    const std::lock_guard lock(mutex_);
+    return requests_;
+  }
+
+ private:
+  void serve() {
+    while (!over_) {
+      pollfd entry{listener_.get(), POLLIN, 0};
+      if (::poll(&entry, 1, 50) != 1) continue;
+      const UniqueFd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      std::array<char, 4096> text;
+      const ssize_t got = ::read(client.get(), text.data(), text.size());
+      if (got <= 0) continue;
+      std::size_t count = 0;
+      {
+        const std::lock_guard lock(mutex_);
+        requests_.emplace_back(text.data(), static_cast<std::size_t>(got));
+        count = requests_.size();
+      }
+      const std::string answer = std::string("HTTP/1.1 ") +
+                                 (count > static_cast<std::size_t>(refusals_) ? "200" : "503") +
+                                 " x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+      (void)!::write(client.get(), answer.data(), answer.size());
+    }
+  }
+
+  const int refusals_;
+  const UniqueFd listener_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  std::string url_;
+  std::atomic<bool> over_ = false;
+  std::mutex mutex_;
+  std::vector<std::string> requests_;
+  std::thread thread_;
+};
 
 class Drills : public WithWorkers {
  protected:
@@ -51,6 +116,21 @@ class Drills : public WithWorkers {
     spawn.argv.insert(spawn.argv.end(), {"--coordinator", fleet_.coordinator_address()});
     return spawn;
   }
+  // A worker of the instance i that is started again when it dies.
+  std::unique_ptr<Process> supervised_worker(const std::string& standbys) {
+    Spawn spawn;
+    spawn.argv = {rekindle_program(), "run",    "--model", "m",
+                  "--instance",       "i",      "--store", fleet_.agent("a").store.string(),
+                  "--standby",        standbys, "--",      worker_program()};
+    auto running = std::make_unique<Process>(std::move(spawn));
+    EXPECT_EQ(sum_of(*running).size(), 32u) << running->err();
+    return running;
+  }
+  static std::vector<std::string> phases_of(const nlohmann::json& report) {
+    std::vector<std::string> names;
+    for (const auto& phase : report["timeline"]) names.push_back(phase["phase"]);
+    return names;
+  }
   Process& agent() { return *fleet_.agent("a").process; }
 };
 
@@ -58,7 +138,7 @@ TEST_F(Drills, AWorkerThatIsKilledAndStartedAgainHasRecovered) {
   start();
   auto worker = rank_on("a", 0, 1);
   ASSERT_EQ(sum_of(*worker).size(), 32u) << worker->err();
-  Process command(drill({"kill-worker", "i", "--yes"}));
+  Process command(drill({"kill", "i", "--yes"}));
   const auto end = worker->wait();
   ASSERT_TRUE(end) << command.out() << command.err();
   EXPECT_EQ(end->signal, SIGKILL);
@@ -69,6 +149,70 @@ TEST_F(Drills, AWorkerThatIsKilledAndStartedAgainHasRecovered) {
   EXPECT_THAT(command.out(),
               AllOf(HasSubstr("kill the worker i/0 on a (pid "), HasSubstr("i unfit: rank 0"),
                     HasSubstr("i ready"), HasSubstr("lost: nothing"), HasSubstr("recovered in ")));
+}
+
+TEST_F(Drills, AStandbyTakesOverFromAWorkerThatIsKilled) {
+  start();
+  const auto running = supervised_worker("1");
+  ASSERT_TRUE(running->wait_for_err(" is ready after ")) << running->err();
+  // Its age tells it from a process that starts after the death.
+  std::this_thread::sleep_for(1s);
+  const auto answer = Fleet::answer_of(run(drill({"kill", "i", "--yes", "--json"})));
+  EXPECT_EQ(answer.exit_code, 0) << answer.json << answer.err;
+  EXPECT_THAT(phases_of(answer.json), ElementsAre("detect", "takeover", "load", "commit"))
+      << answer.json;
+  EXPECT_THAT(running->err(), HasSubstr(" takes over"));
+  EXPECT_TRUE(running->running());
+}
+
+TEST_F(Drills, TheTimeLineEndsWithTheFirstAnswerOfTheEngine) {
+  start();
+  const auto running = supervised_worker("0");
+  Engine engine(2);
+  const auto answer =
+      Fleet::answer_of(run(drill({"kill", "i", "--yes", "--json", "--first-token", engine.url(),
+                                  "--first-token-body", R"({"max_tokens": 1})"})));
+  EXPECT_EQ(answer.exit_code, 0) << answer.json << answer.err;
+  EXPECT_THAT(phases_of(answer.json),
+              ElementsAre("detect", "restart", "start", "load", "commit", "first_token"));
+  ASSERT_EQ(engine.requests().size(), 3u);
+  EXPECT_THAT(engine.requests().back(),
+              AllOf(HasSubstr("POST /v1/completions HTTP/1.1"), HasSubstr(R"({"max_tokens": 1})")));
+}
+
+TEST_F(Drills, ACommandMayAskTheEngineAndAnEngineThatNeverAnswersIsNotRecovered) {
+  start();
+  const auto running = supervised_worker("0");
+  const std::string asked = fleet_.dir("asked").string();
+  const Finished done = run(drill({"kill", "i", "--yes", "--first-token-command",
+                                   "test -e " + asked + " || { touch " + asked + "; exit 4; }"}));
+  EXPECT_EQ(done.exit.code, 0) << done.out << done.err;
+  EXPECT_THAT(done.out, AllOf(HasSubstr("a request succeeds"), HasSubstr("first_token")));
+
+  const auto answer = Fleet::answer_of(run(drill(
+      {"kill", "i", "--yes", "--json", "--timeout", "3s", "--first-token-command", "exit 4"})));
+  EXPECT_EQ(answer.exit_code, 5) << answer.json << answer.err;
+  EXPECT_THAT(answer.json["advice"],
+              AllOf(HasSubstr("the instance is ready, but no request"), HasSubstr("exits with 4")));
+  EXPECT_THAT(phases_of(answer.json), ElementsAre("detect", "restart", "start", "load", "commit"));
+}
+
+TEST_F(Drills, AWrongWayToAskTheEngineIsRefusedBeforeAnythingIsKilled) {
+  start();
+  const auto worker = rank_on("a", 0, 1);
+  ASSERT_EQ(sum_of(*worker).size(), 32u) << worker->err();
+  for (const std::vector<std::string>& wrong : std::vector<std::vector<std::string>>{
+           {"--first-token", "https://127.0.0.1/"},
+           {"--first-token", "http://:80/"},
+           {"--first-token-body", "{}"},
+           {"--first-token", "http://127.0.0.1/", "--first-token-command", "true"}}) {
+    std::vector<std::string> arguments = {"kill", "i", "--yes"};
+    arguments.insert(arguments.end(), wrong.begin(), wrong.end());
+    const Finished done = run(drill(std::move(arguments)));
+    EXPECT_EQ(done.exit.code, 2) << done.err;
+    EXPECT_THAT(done.err, HasSubstr("--first-token"));
+  }
+  EXPECT_TRUE(worker->running());
 }
 
 TEST_F(Drills, AnAgentThatIsKilledAndStartedAgainHasRecovered) {
@@ -185,7 +329,7 @@ TEST_F(Drills, NothingIsKilledUnconfirmedOrDry) {
   const auto worker = rank_on("a", 0, 1);
   ASSERT_EQ(sum_of(*worker).size(), 32u) << worker->err();
   for (const std::vector<std::string>& target : std::vector<std::vector<std::string>>{
-           {"kill-worker", "i/0"}, {"kill-agent", "a"}, {"freeze", "a"}, {"leader"}}) {
+           {"kill", "i"}, {"kill-agent", "a"}, {"freeze", "a"}, {"leader"}}) {
     const Finished asked = run(drill(target));
     EXPECT_EQ(asked.exit.code, 2) << asked.err;
     EXPECT_THAT(asked.err, HasSubstr("--yes"));
@@ -195,9 +339,9 @@ TEST_F(Drills, NothingIsKilledUnconfirmedOrDry) {
     EXPECT_EQ(dry.exit.code, 0) << dry.err;
     EXPECT_THAT(dry.out, AnyOf(HasSubstr("would kill the "), HasSubstr("would freeze the ")));
   }
-  EXPECT_EQ(run(drill({"kill-worker", "i/1", "--yes"})).exit.code, 3);
+  EXPECT_EQ(run(drill({"kill", "i", "--rank", "1", "--yes"})).exit.code, 3);
   EXPECT_EQ(run(drill({"kill-agent", "z", "--yes"})).exit.code, 3);
-  EXPECT_EQ(run(drill({"kill-worker", "i/x", "--yes"})).exit.code, 2);
+  EXPECT_EQ(run(drill({"kill", "i/x", "--yes"})).exit.code, 2);
   EXPECT_EQ(run(drill({"freeze", "a", "--for", "61s", "--yes"})).exit.code, 2);
   EXPECT_TRUE(worker->running());
   EXPECT_TRUE(agent().running());

@@ -10,38 +10,10 @@
 #include <gtest/gtest.h>
 
 #include "src/ipc/unix_socket.h"
-#include "tests/support/process.h"
+#include "tests/proc/supervised.h"
 
 namespace rekindle::testing {
 namespace {
-
-const std::string kRekindle = REKINDLE_BINARY;
-
-// A store in which somebody listens as an agent does: without it no failure is a worker's own.
-std::string store_with_listener() {
-  static const TempDir directory;
-  static const auto listener = [] {
-    std::filesystem::create_directory(directory / "agent");
-    std::filesystem::permissions(directory / "agent", std::filesystem::perms::owner_all);
-    return ipc::listen_unix_socket((directory / "agent/worker.sock").string());
-  }();
-  EXPECT_TRUE(listener) << listener.error().message();
-  return directory.path().string();
-}
-
-Spawn supervised(std::vector<std::string> options, const std::string& script,
-                 const std::string& model = "m") {
-  Spawn spawn;
-  spawn.argv = {kRekindle, "run", "--model", model};
-  if (std::ranges::find(options, "--store") == options.end()) {
-    spawn.argv.insert(spawn.argv.end(), {"--store", store_with_listener()});
-  }
-  spawn.argv.insert(spawn.argv.end(), options.begin(), options.end());
-  spawn.argv.insert(spawn.argv.end(), {"--", "/bin/sh", "-c", script});
-  return spawn;
-}
-
-bool alive(pid_t pid) { return ::kill(pid, 0) == 0; }
 
 TEST(RunCommand, TellsTheWorkerWhatToAttachTo) {
   const auto done =
@@ -165,7 +137,7 @@ TEST(RunCommand, WrongUseIsRefusedBeforeAnythingRuns) {
     EXPECT_EQ(done.exit.code, 2) << options.front() << ' ' << done.err;
     EXPECT_EQ(done.out, "");
   }
-  const auto missing = run({kRekindle, "run", "--model", "m", "--", "/no/such/program"});
+  const auto missing = run({REKINDLE_BINARY, "run", "--model", "m", "--", "/no/such/program"});
   EXPECT_EQ(missing.exit.code, 3) << missing.err;
 }
 

@@ -27,7 +27,7 @@ from eventually import PATIENCE_S, eventually  # noqa: E402, F401
 sys.path.insert(0, str(ROOT / "python"))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
-for _name in ("STORE", "MODEL", "SHARD", "INSTANCE", "RANK", "WORLD", "GENERATION", "COORDINATOR"):
+for _name in ("STORE", "MODEL", "SHARD", "INSTANCE", "RANK", "WORLD", "GENERATION", "COORDINATOR", "STANDBY"):
     os.environ.pop(f"REKINDLE_{_name}", None)
 
 # A shell that runs the tests in the background lets SIGINT be ignored, also in the processes that

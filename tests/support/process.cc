@@ -38,6 +38,8 @@ using Deadline = std::chrono::steady_clock::time_point;
 UniqueFd memory_file(const char* name) {
   UniqueFd fd(::memfd_create(name, MFD_CLOEXEC));
   if (!fd) raise_errno("memfd_create");
+  // Several processes may write at once, and the kernel does not guard the offset that they share.
+  if (::fcntl(fd.get(), F_SETFL, O_APPEND) != 0) raise_errno("fcntl");
   return fd;
 }
 

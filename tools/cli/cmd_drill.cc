@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <chrono>
+#include <concepts>
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
@@ -25,11 +25,14 @@
 #include "proto/coordinator.pb.h"
 #include "proto/drill.pb.h"
 #include "recovery/agent/agent_core.h"
+#include "recovery/worker/core/instance.h"
 #include "src/base/clock.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
+#include "tools/cli/first_token.h"
 #include "tools/cli/output.h"
+#include "tools/cli/recovery_timeline.h"
 #include "tools/cli/remote.h"
 #include "tools/cli/scratch_directory.h"
 #include "tools/cli/status_view.h"
@@ -59,6 +62,9 @@ struct DrillArgs {
   // Of `kill-source`.
   std::string to = "/dev/shm";
   std::string transport;
+  // Of `kill`.
+  std::uint32_t rank = 0;
+  FirstTokenArgs first_token;
 };
 
 // The process that is to fail, or whose links are.
@@ -151,13 +157,19 @@ class Drill {
   }
 
   // Each thing once.
-  void note(const std::string& what) {
+  void note(const std::string& what) { note(what, since_strike(steady_now())); }
+  void note(const std::string& what, double after_s) {
     if (was_interrupted(*interrupts_) || !noted_.insert(what).second) return;
-    steps_.push_back({std::chrono::duration<double>(steady_now() - struck_).count(), what});
+    steps_.push_back({after_s, what});
     if (settings_.json || settings_.quiet) return;
     print_line(fmt::format("{:8.2f} s  {}", steps_.back().after_s, printable(what)));
     (void)flush_output();
   }
+
+  double since_strike(TimePoint time) const { return seconds(time - struck_); }
+  TimePoint gives_up_at() const { return struck_ + timeout_; }
+  // Where the time went, for the report.
+  void explain(std::vector<RecoveryTimeline::Phase> phases) { phases_ = std::move(phases); }
 
   // The fleet cannot recover any more.
   void give_up() { given_up_ = true; }
@@ -175,7 +187,11 @@ class Drill {
   // `look` notes what it sees, and returns true once the fleet has recovered. `pause`: between two
   // looks.
   template <typename Look>
-  Result<int> follow(Look look, std::chrono::milliseconds pause, const std::string& advice) {
+  Result<int> follow(Look look, std::chrono::milliseconds pause, std::string advice) {
+    return follow(look, pause, [&] { return advice; });
+  }
+  template <typename Look, std::invocable Advice>
+  Result<int> follow(Look look, std::chrono::milliseconds pause, Advice advice) {
     bool recovered = false;
     while (!recovered && !given_up_ && steady_now() - struck_ < timeout_) {
       recovered = look();
@@ -184,7 +200,7 @@ class Drill {
     const auto now = status();
     const bool knows = now && (recovered || doubt_.empty());
     return report(now && recovered, knows ? Json(lost_between(before_, *now)) : Json(nullptr),
-                  doubt_.empty() ? advice : doubt_);
+                  doubt_.empty() ? advice() : doubt_);
   }
 
  private:
@@ -226,13 +242,23 @@ class Drill {
       for (const Step& step : steps_) {
         steps.push_back({{"after_s", step.after_s}, {"what", step.what}});
       }
-      print_json({{"drill", kind_},
-                  {"victim", victim_},
-                  {"steps", steps},
-                  {"recovered", recovered},
-                  {"lost", lost},
-                  {"advice", recovered ? "" : advice}});
+      Json report{{"drill", kind_}, {"victim", victim_},
+                  {"steps", steps}, {"recovered", recovered},
+                  {"lost", lost},   {"advice", recovered ? "" : advice}};
+      Json timeline = Json::array();
+      for (const auto& phase : phases_) {
+        timeline.push_back({{"phase", phase.name},
+                            {"begin_s", phase.begin_s},
+                            {"took_s", phase.took_s},
+                            {"what", phase.what}});
+      }
+      if (kind_ == "kill") report["timeline"] = std::move(timeline);
+      print_json(report);
     } else {
+      for (const auto& phase : phases_) {
+        print_line(
+            fmt::format("{:<12}{:8.2f} s  {}", phase.name, phase.took_s, printable(phase.what)));
+      }
       std::string names = lost.is_null() ? "not known" : lost.empty() ? "nothing" : "";
       for (const Json& name : lost) names += (names.empty() ? "" : ", ") + name.get<std::string>();
       print_line("lost: " + printable(names));
@@ -258,6 +284,7 @@ class Drill {
   const std::shared_ptr<std::optional<Interrupts>> interrupts_ =
       std::make_shared<std::optional<Interrupts>>();
   std::vector<Step> steps_;
+  std::vector<RecoveryTimeline::Phase> phases_;
   std::set<std::string> noted_;
 };
 
@@ -716,17 +743,6 @@ struct WorkerName {
   std::uint32_t number = 0;
 };
 
-// "INSTANCE" means rank 0. A name of an instance has no slash.
-Result<WorkerName> parse_worker(const std::string& text) {
-  const auto slash = text.rfind('/');
-  if (slash == std::string::npos) return WorkerName{text, 0};
-  const std::string digits = text.substr(slash + 1);
-  if (digits.empty() || digits.size() > 6 || !std::ranges::all_of(digits, ::isdigit)) {
-    return fail(ErrorCode::kInvalid, "'{}': write INSTANCE/RANK, such as llm-0/3", text);
-  }
-  return WorkerName{text.substr(0, slash), static_cast<std::uint32_t>(std::stoul(digits))};
-}
-
 bool has_rank(const proto::AgentStatusResponse& status, const WorkerName& rank) {
   for (const auto& instance : status.instances()) {
     if (instance.name() != rank.instance) continue;
@@ -785,10 +801,6 @@ class InstanceEvents {
   std::uint64_t after_ = 0;
 };
 
-bool is_end(const proto::AgentEvent& event) {
-  return event.kind() == "died" || event.kind() == "failed" || event.kind() == "detached";
-}
-
 std::string describe(const proto::AgentEvent& event) {
   std::string text = event.instance();
   if (event.has_rank()) text += fmt::format("/{}", event.rank());
@@ -804,9 +816,66 @@ std::string describe(const proto::AgentEvent& event) {
   return text;
 }
 
+// What is seen of a worker that was killed: its instance's events, and the engine's first answer.
+class KilledWorker {
+ public:
+  KilledWorker(Drill& drill, InstanceEvents& events, FirstToken* first_token, std::uint32_t rank)
+      : drill_(drill),
+        events_(events),
+        first_token_(first_token),
+        timeline_(drill.victim_pid(), rank) {}
+
+  // Returns true once the instance is ready and the engine has answered.
+  bool look() {
+    take_events();
+    ask_engine();
+    drill_.explain(timeline_.phases());
+    return timeline_.ready() && (first_token_ == nullptr || first_token_->succeeded());
+  }
+  std::string advice() const {
+    if (!timeline_.ready() || first_token_ == nullptr) {
+      return "the instance is not ready; `rekindle run` starts a worker again when it dies";
+    }
+    return "the instance is ready, but no request has succeeded: " + first_token_->last_failure();
+  }
+
+ private:
+  void take_events() {
+    const auto seen = events_.wait();
+    if (!seen) {
+      drill_.note(fmt::format("the agent does not answer: {}", seen.error().message()));
+      std::this_thread::sleep_for(kLook);
+      return;
+    }
+    for (const auto& event : *seen) {
+      timeline_.add(event, drill_.since_strike(steady_now()));
+      drill_.note(describe(event));
+    }
+  }
+  // Not before the death is seen: until then the answer may come from the old worker.
+  void ask_engine() {
+    if (first_token_ == nullptr || !timeline_.worker_has_ended()) return;
+    if (auto started = first_token_->start(drill_.gives_up_at()); !started) {
+      return drill_.note(started.error().message());
+    }
+    const auto succeeded = first_token_->succeeded();
+    if (!succeeded) return;
+    timeline_.first_token(drill_.since_strike(*succeeded));
+    drill_.note("a request succeeds", drill_.since_strike(*succeeded));
+  }
+
+  Drill& drill_;
+  InstanceEvents& events_;
+  // Null: nobody asks the engine.
+  FirstToken* const first_token_;
+  RecoveryTimeline timeline_;
+};
+
 Result<int> kill_worker(const Settings& settings, const DrillArgs& args) {
-  TRY(const WorkerName rank, parse_worker(args.target));
-  TRY(auto drill, Drill::begin(settings, args, "kill-worker"));
+  const WorkerName rank{args.target, args.rank};
+  TRY_VOID(worker::check_instance_name(rank.instance));
+  TRY(const auto first_token, FirstToken::create(args.first_token));
+  TRY(auto drill, Drill::begin(settings, args, "kill"));
   TRY(const auto* node, node_of(drill, rank));
   const std::string address = node->node().control_endpoint();
   TRY(const auto agent, drill.remote(address));
@@ -820,24 +889,9 @@ Result<int> kill_worker(const Settings& settings, const DrillArgs& args) {
   victim.request.mutable_kill_worker()->set_rank(rank.number);
   TRY(const bool struck, drill.strike({std::move(victim)}));
   if (!struck) return kExitOk;
-  bool ended = false;
-  const auto look = [&] {
-    const auto seen = events.wait();
-    if (!seen) {
-      drill.note(fmt::format("the agent does not answer: {}", seen.error().message()));
-      std::this_thread::sleep_for(kLook);
-      return false;
-    }
-    for (const auto& event : *seen) {
-      ended = ended || (is_end(event) && event.pid() == drill.victim_pid());
-      drill.note(describe(event));
-      if (ended && event.kind() == "ready") return true;
-    }
-    return false;
-  };
-  return drill.follow(
-      look, std::chrono::milliseconds(0),
-      "the instance is not ready; `rekindle run` starts a worker again when it dies");
+  KilledWorker killed(drill, events, first_token.get(), rank.number);
+  return drill.follow([&] { return killed.look(); }, std::chrono::milliseconds(0),
+                      [&] { return killed.advice(); });
 }
 
 struct DrillText {
@@ -859,6 +913,18 @@ void add_one(Command& drill, Session& session, const DrillText& text,
   }
   if (body == freeze || body == cut_link) {
     sub.option("--for", args->how_long, "How long, at most 60s [5s]").type_name("TIME");
+  }
+  if (body == kill_worker) {
+    sub.option("--rank", args->rank, "The rank of the worker [0]").type_name("N");
+    sub.option("--first-token", args->first_token.url,
+               "Ask the engine until it answers with a status of 2xx: http://HOST:PORT/PATH")
+        .type_name("URL");
+    sub.option("--first-token-body", args->first_token.body,
+               "JSON to post to that URL, instead of a GET")
+        .type_name("JSON");
+    sub.option("--first-token-command", args->first_token.command,
+               "Ask the engine by this shell command, until it exits with 0")
+        .type_name("CMD");
   }
   if (body == kill_source) {
     sub.option("--to", args->to,
@@ -884,8 +950,10 @@ void add_drill(Command& app, Session& session) {
   sub.require_command();
   constexpr const char* kNodeHelp = "The agent's --node-id (see `rekindle status`)";
   add_one(sub, session,
-          {"kill-worker", "Kill a worker. Recovered: its instance is ready again",
-           "INSTANCE[/RANK]", "The worker; without RANK, rank 0"},
+          {"kill",
+           "Kill a worker, and say where the time goes until it serves again. Recovered: its\n"
+           "instance is ready, and the engine answers, if you say how to ask it",
+           "INSTANCE", "The instance of the worker"},
           kill_worker);
   add_one(sub, session,
           {"kill-agent", "Kill an agent. Recovered: a new process of it holds the same copies",

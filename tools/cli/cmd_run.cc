@@ -35,8 +35,12 @@ struct RunArgs {
   std::string artifacts_fingerprint;
   std::string artifacts_timeout = "2min";
   std::string artifacts_quiet = "60s";
+  int standbys = 0;
   std::vector<std::string> command;
 };
+
+// Each of them costs the memory of a started process.
+constexpr int kMostStandbys = 16;
 
 struct RankOf {
   std::uint32_t rank = 0;
@@ -157,6 +161,11 @@ Result<SupervisorOptions> to_options(const Settings& settings, const RunArgs& ar
     return fail(ErrorCode::kInvalid, "--crash-loop: 0 (never) or a number of failures");
   }
   options.restart.crash_loop = args.crash_loop;
+  if (args.standbys < 0 || args.standbys > kMostStandbys) {
+    return fail(ErrorCode::kInvalid, "--standby {}: write a number from 0 to {}", args.standbys,
+                kMostStandbys);
+  }
+  options.standbys = static_cast<std::size_t>(args.standbys);
   options.trace = outer_trace();
   options.quiet = settings.quiet;
   options.command = args.command;
@@ -261,7 +270,8 @@ void add_run(Command& app, Session& session) {
       "trace for each start. Signals are passed on; the worker does not outlive this command. "
       "Exit\n"
       "code 0 of the worker ends the command; 8 means a crash loop. A worker that fails while the\n"
-      "agent is down starts again when the agent is back.");
+      "agent is down starts again when the agent is back. Standbys (--standby) start up ahead and\n"
+      "wait where they would connect to the agent; one of them takes over when the worker fails.");
   auto args = std::make_shared<RunArgs>();
   sub.option("--model", args->model, "Model that the worker serves")
       .required()
@@ -284,6 +294,9 @@ void add_run(Command& app, Session& session) {
              "A run this long forgets earlier failures [60s]")
       .type_name("TIME");
   sub.option("--crash-loop", args->crash_loop, "Failures in a row that end it; 0 = none [5]")
+      .type_name("N");
+  sub.option("--standby", args->standbys,
+             "Processes that start up ahead, without weights, and wait to take over [0]")
       .type_name("N");
   sub.option("--kill-after", args->kill_after, "Time for the worker to stop after a signal [60s]")
       .type_name("TIME");

@@ -9,11 +9,10 @@
 #include <random>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <time.h>
 
 #include "recovery/worker/worker_wire.h"
 #include "src/base/clock.h"
@@ -31,6 +30,7 @@ namespace {
 
 constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP};
 constexpr int kOtherSignals[] = {SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH};
+constexpr const char* kFailuresVariable = "REKINDLE_FAILURES";
 constexpr std::chrono::milliseconds kLongestWait{60'000};
 // For a helper to end after SIGTERM.
 constexpr std::chrono::milliseconds kHelperGrace{2'000};
@@ -64,13 +64,15 @@ std::string traceparent_below(const trace::Context& outer) {
   return fmt::format("00-{}-{}-01", id.hex(), trace::SpanId::random().hex());
 }
 
-// The environment of this process as NAME=VALUE, with `more` added.
+// The environment of this process as NAME=VALUE, with `more` added. A standby of another
+// supervisor that becomes one itself does not pass on its own place.
 std::vector<std::string> environment_with(
     const std::vector<std::pair<std::string, std::string>>& more) {
   std::vector<std::string> out;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
     const std::string name = text.substr(0, text.find('='));
+    if (name == ipc::kStandbyVariable) continue;
     if (std::ranges::none_of(more, [&](const auto& item) { return item.first == name; })) {
       out.push_back(text);
     }
@@ -124,10 +126,18 @@ Result<pid_t> start_process(std::vector<std::string> words, std::vector<std::str
   return child;
 }
 
+// Of a supervisor that may restart a process without end.
+worker::RestartOptions without_limit(worker::RestartOptions options) {
+  options.crash_loop = 0;
+  return options;
+}
+
 }  // namespace
 
 Supervisor::Supervisor(SupervisorOptions options)
-    : options_(std::move(options)), policy_(options_.restart, dice()) {
+    : options_(std::move(options)),
+      policy_(options_.restart, dice()),
+      standby_policy_(without_limit(options_.restart), dice()) {
   sigemptyset(&watched_);
   for (const int number : kStopSignals) sigaddset(&watched_, number);
   for (const int number : kOtherSignals) sigaddset(&watched_, number);
@@ -141,12 +151,15 @@ void Supervisor::say(const std::string& line) const {
   if (!options_.quiet) std::fprintf(stderr, "rekindle run: %s\n", printable(line).c_str());
 }
 
-Result<pid_t> Supervisor::start(int failures) {
+Result<pid_t> Supervisor::start(int failures, const StandbyDoor* door) {
   auto extra = options_.environment;
-  extra.emplace_back("REKINDLE_FAILURES", fmt::format("{}", failures));
+  extra.emplace_back(kFailuresVariable, fmt::format("{}", failures));
   extra.emplace_back("TRACEPARENT", traceparent_below(options_.trace));
+  if (door != nullptr) extra.emplace_back(ipc::kStandbyVariable, door->name());
   return start_process(options_.command, environment_with(extra), before_, STDOUT_FILENO);
 }
+
+// --- helpers
 
 Result<pid_t> Supervisor::start_helper(const std::vector<std::string>& words) const {
   return start_process(words, environment_with({}), before_, STDERR_FILENO);
@@ -171,8 +184,7 @@ void Supervisor::prepare() {
       (void)::kill(*child, SIGTERM);
       kill_at = now + kHelperGrace;
     }
-    siginfo_t signal{};
-    if (take_signal(signal, std::min(give_up, kill_at))) pass_on(0, signal);
+    take_turn(kill_at == TimePoint::max() ? give_up : kill_at);
   }
   const bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0;
   if (!fine && stop_signal_ == 0) {
@@ -198,62 +210,171 @@ void Supervisor::end_companion() {
       (void)::waitpid(companion_, nullptr, 0);
       break;
     }
-    siginfo_t signal{};
-    (void)take_signal(signal, give_up);
+    take_turn(give_up);
   }
   companion_ = 0;
 }
 
-bool Supervisor::take_signal(siginfo_t& signal, TimePoint deadline) {
-  const auto left = std::clamp<Duration>(deadline - steady_now(), Duration(0), kLongestWait);
-  const auto whole = std::chrono::duration_cast<std::chrono::seconds>(left);
-  const timespec time{.tv_sec = whole.count(), .tv_nsec = (left - whole).count()};
-  return ::sigtimedwait(&watched_, &signal, &time) > 0;
+// --- standbys
+
+Supervisor::Child* Supervisor::heir() {
+  const auto waits = std::ranges::find_if(
+      standbys_, [](const Child& standby) { return standby.door->has_waiter(); });
+  if (waits != standbys_.end()) return &*waits;
+  return standbys_.empty() ? nullptr : &standbys_.front();
 }
 
-// A signal of the terminal reaches its whole process group, and so the child. A hang-up may reach
-// only the leader of the session.
-void Supervisor::pass_on(pid_t child, const siginfo_t& signal) {
-  const int number = signal.si_signo;
+bool Supervisor::heir_waits() {
+  const Child* const next = heir();
+  return next != nullptr && next->door->has_waiter();
+}
+
+void Supervisor::start_standby() {
+  const TimePoint now = steady_now();
+  auto door = StandbyDoor::open();
+  if (!door) return standby_failed(now, door.error().message());
+  const auto pid = start(0, door->get());
+  if (!pid) return standby_failed(now, pid.error().message());
+  standbys_.push_back({*pid, now, std::move(*door)});
+}
+
+void Supervisor::start_standbys() {
+  while (steady_now() >= next_standby_start()) start_standby();
+}
+
+void Supervisor::standby_failed(TimePoint started, const std::string& what) {
+  const auto decision = standby_policy_.failed(started, steady_now());
+  standby_due_ = steady_now() + decision.delay;
+  say(fmt::format("a standby {}; starting another one{}", what,
+                  decision.delay.count() > 0
+                      ? fmt::format(" in {:.1f} s (failure {} in a row)", seconds(decision.delay),
+                                    decision.failures)
+                      : ""));
+}
+
+void Supervisor::reap_standbys() {
+  for (auto standby = standbys_.begin(); standby != standbys_.end();) {
+    int status = 0;
+    if (::waitpid(standby->pid, &status, WNOHANG) != standby->pid) {
+      ++standby;
+      continue;
+    }
+    const TimePoint started = standby->since;
+    const std::string what =
+        fmt::format("(pid {}) {} {}", standby->pid, describe(status),
+                    standby->ready ? "while it waited"
+                                   : "before it waited for its turn, see its own messages above");
+    standby = standbys_.erase(standby);
+    if (stop_signal_ == 0) standby_failed(started, what);
+  }
+}
+
+// They hold no weights and serve nobody. So they need no more time than a worker to stop.
+void Supervisor::end_standbys() {
+  if (standbys_.empty()) return;
+  if (stop_signal_ == 0) {
+    stop_signal_ = SIGTERM;
+    for (const Child& standby : standbys_) (void)::kill(standby.pid, SIGTERM);
+  }
+  kill_at_ = std::min(kill_at_, steady_now() + options_.kill_after);
+  while (!standbys_.empty()) take_turn(TimePoint::max());
+}
+
+Result<Supervisor::Child> Supervisor::next_worker(int failures) {
+  // One that has just died is no heir.
+  reap_standbys();
+  Child* const next = heir();
+  if (next == nullptr) {
+    const TimePoint now = steady_now();
+    TRY(const pid_t pid, start(failures, nullptr));
+    return Child{pid, now, nullptr};
+  }
+  Child worker = std::move(*next);
+  standbys_.erase(standbys_.begin() + (next - standbys_.data()));
+  say(fmt::format("the standby pid {} takes over{}", worker.pid,
+                  worker.door->has_waiter() ? "" : ", once it has started up"));
+  worker.door->let_go({{kFailuresVariable, fmt::format("{}", failures)}});
+  worker.since = steady_now();
+  return worker;
+}
+
+// --- signals
+
+void Supervisor::signal_all(int number) {
+  if (worker_) (void)::kill(worker_->pid, number);
+  for (const Child& standby : standbys_) (void)::kill(standby.pid, number);
+}
+
+// A signal of the terminal reaches its whole process group, and so the children. A hang-up may
+// reach only the leader of the session. Signals that inform concern only the worker: a standby that
+// still starts may have no handler yet.
+void Supervisor::pass_on(const signalfd_siginfo& signal) {
+  const int number = static_cast<int>(signal.ssi_signo);
   if (number == SIGCHLD) return;
-  if (stop_signal_ == 0 && std::ranges::find(kStopSignals, number) != std::end(kStopSignals)) {
+  const bool stops = std::ranges::find(kStopSignals, number) != std::end(kStopSignals);
+  if (stop_signal_ == 0 && stops) {
     stop_signal_ = number;
     kill_at_ = steady_now() + options_.kill_after;
   }
-  const bool everybodys = signal.si_code == SI_KERNEL && number != SIGHUP;
-  if (!everybodys && child > 0) (void)::kill(child, number);
+  const bool everybodys = signal.ssi_code == SI_KERNEL && number != SIGHUP;
+  if (everybodys) return;
+  if (stops) return signal_all(number);
+  if (worker_) (void)::kill(worker_->pid, number);
 }
 
+TimePoint Supervisor::next_standby_start() const {
+  const bool wanted = supervising_ && stop_signal_ == 0 && standbys_.size() < options_.standbys;
+  return wanted ? standby_due_ : TimePoint::max();
+}
+
+void Supervisor::take_turn(TimePoint deadline) {
+  start_standbys();
+  deadline = std::min({deadline, kill_at_, next_standby_start(), steady_now() + kLongestWait});
+  std::vector<pollfd> entries{{signals_.get(), POLLIN, 0}};
+  for (const Child& standby : standbys_) standby.door->watch(entries);
+  if (worker_ && worker_->door) worker_->door->watch(entries);
+  (void)::poll(entries.data(), entries.size(), ipc::poll_timeout_ms(steady_now(), deadline));
+  signalfd_siginfo signal{};
+  while (::read(signals_.get(), &signal, sizeof signal) == sizeof signal) pass_on(signal);
+  for (Child& standby : standbys_) {
+    standby.door->serve();
+    if (standby.ready || !standby.door->has_waiter()) continue;
+    standby.ready = true;
+    say(fmt::format("the standby pid {} is ready after {:.1f} s", standby.pid,
+                    seconds(steady_now() - standby.since)));
+  }
+  if (worker_ && worker_->door) worker_->door->serve();
+  reap_standbys();
+  if (steady_now() < kill_at_) return;
+  kill_at_ = TimePoint::max();
+  say(fmt::format("{} did not stop within {} s: killed",
+                  worker_ ? fmt::format("pid {}", worker_->pid) : "a standby",
+                  std::chrono::duration_cast<std::chrono::seconds>(options_.kill_after).count()));
+  signal_all(SIGKILL);
+}
+
+// --- lives of the worker
+
 Result<Supervisor::End> Supervisor::run_once(int failures) {
-  End end;
-  end.started = steady_now();
-  TRY(const pid_t child, start(failures));
+  TRY(worker_, next_worker(failures));
   if (failures == 0) start_companion();
+  const pid_t pid = worker_->pid;
+  End end;
+  end.started = worker_->since;
   while (true) {
-    const pid_t done = ::waitpid(child, &end.status, WNOHANG);
-    if (done == child) break;
-    if (done < 0) return fail_errno(errno, fmt::format("wait for pid {}", child));
-    if (steady_now() >= kill_at_) {
-      say(fmt::format(
-          "pid {} did not stop within {} s: killed", child,
-          std::chrono::duration_cast<std::chrono::seconds>(options_.kill_after).count()));
-      (void)::kill(child, SIGKILL);
-      kill_at_ = TimePoint::max();
-    }
-    siginfo_t signal{};
-    if (take_signal(signal, std::min(kill_at_, steady_now() + kLongestWait)))
-      pass_on(child, signal);
+    const pid_t done = ::waitpid(pid, &end.status, WNOHANG);
+    if (done == pid) break;
+    if (done < 0) return fail_errno(errno, fmt::format("wait for pid {}", pid));
+    take_turn(TimePoint::max());
   }
   end.ended = steady_now();
+  worker_.reset();
   return end;
 }
 
 bool Supervisor::pause(std::chrono::milliseconds delay) {
   const auto until = steady_now() + delay;
-  while (stop_signal_ == 0 && steady_now() < until) {
-    siginfo_t signal{};
-    if (take_signal(signal, until)) pass_on(0, signal);
-  }
+  while (stop_signal_ == 0 && steady_now() < until && !heir_waits()) take_turn(until);
   return stop_signal_ == 0;
 }
 
@@ -278,32 +399,37 @@ bool Supervisor::agent_listens() const {
 }
 
 bool Supervisor::wait_for_agent() {
-  while (pause(kAgentCheckInterval)) {
-    if (agent_listens()) return true;
+  while (stop_signal_ == 0) {
+    take_turn(steady_now() + kAgentCheckInterval);
+    if (agent_listens()) return stop_signal_ == 0;
   }
   return false;
 }
 
 Result<int> Supervisor::run() {
+  signals_ = UniqueFd(::signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_) return fail_errno(errno, "create a signalfd");
   prepare();
   if (stop_signal_ != 0) return kExitSignal + stop_signal_;
-  auto code = run_worker();
+  supervising_ = true;
+  const auto code = supervise();
+  supervising_ = false;
   end_companion();
+  end_standbys();
   return code;
 }
 
-Result<int> Supervisor::run_worker() {
+Result<int> Supervisor::supervise() {
   int failures = 0;
   while (true) {
     TRY(const End end, run_once(failures));
     const bool fine = WIFEXITED(end.status) && WEXITSTATUS(end.status) == 0;
     if (fine || stop_signal_ != 0) return exit_code_of(end.status);
-    const double lived = seconds(end.ended - end.started);
+    const std::string what = fmt::format("{} {} after {:.1f} s", options_.command.front(),
+                                         describe(end.status), seconds(end.ended - end.started));
     if (!agent_listens()) {
-      say(fmt::format(
-          "{} {} after {:.1f} s, and no agent listens at {}; starting it again when "
-          "one does",
-          options_.command.front(), describe(end.status), lived, options_.agent_socket));
+      say(fmt::format("{}, and no agent listens at {}; starting it again when one does", what,
+                      options_.agent_socket));
       if (!wait_for_agent()) return kExitSignal + stop_signal_;
       continue;
     }
@@ -317,8 +443,13 @@ Result<int> Supervisor::run_worker() {
                    seconds(options_.restart.healthy_after), describe(end.status).c_str());
       return kExitCrashLoop;
     }
-    say(fmt::format("{} {} after {:.1f} s; starting it again{}", options_.command.front(),
-                    describe(end.status), lived,
+    // The standby that replaces the next worker starts no sooner than a worker would.
+    standby_due_ = std::max(standby_due_, steady_now() + decision.delay);
+    if (heir_waits()) {
+      say(what);
+      continue;
+    }
+    say(fmt::format("{}; starting it again{}", what,
                     decision.delay.count() > 0
                         ? fmt::format(" in {:.1f} s (failure {} in a row)", seconds(decision.delay),
                                       decision.failures)

@@ -2,15 +2,20 @@
 
 #include <chrono>
 #include <csignal>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <sys/signalfd.h>
 #include <sys/types.h>
 
 #include "recovery/trace/span.h"
 #include "recovery/worker/core/restart_policy.h"
 #include "src/base/result.h"
+#include "src/base/unique_fd.h"
+#include "tools/cli/standby_door.h"
 
 namespace rekindle::cli {
 
@@ -32,14 +37,18 @@ struct SupervisorOptions {
   trace::Context trace;
   // Kills a worker this long after it was told to stop.
   std::chrono::milliseconds kill_after{60'000};
+  // How many started processes wait to take over from the worker.
+  std::size_t standbys = 0;
   bool quiet = false;
 };
 
 // Runs a command until it exits with 0, is told to stop, or fails too often. A failure while the
 // agent is down does not count: the command starts again once somebody listens at the socket.
 // Signals that end or inform a process are passed on; signals of the terminal reach the child by
-// themselves. The child is killed when this process dies. One supervisor at a time in a process,
-// because it takes over the signal mask.
+// themselves. Standbys are more processes of the command that wait at their StandbyDoor: one of
+// them takes over when the worker fails, and another one starts in its place. The children are
+// killed when this process dies. One supervisor at a time in a process, because it takes over the
+// signal mask.
 class Supervisor {
  public:
   explicit Supervisor(SupervisorOptions options);
@@ -51,25 +60,48 @@ class Supervisor {
   Result<int> run();
 
  private:
+  // A process of the command.
+  struct Child {
+    pid_t pid = 0;
+    // When it started, or took over.
+    TimePoint since;
+    // Null: it was started as the worker.
+    std::unique_ptr<StandbyDoor> door;
+    // It has waited for its turn.
+    bool ready = false;
+  };
   struct End {
     // Of waitpid.
     int status = 0;
     TimePoint started;
     TimePoint ended;
   };
-  // The worker.
-  Result<pid_t> start(int failures);
+  Result<int> supervise();
+  // `door`: of a standby.
+  Result<pid_t> start(int failures, const StandbyDoor* door);
   // A command of this program beside the worker. Its output goes to stderr.
   Result<pid_t> start_helper(const std::vector<std::string>& words) const;
   void prepare();
   void start_companion();
   void end_companion();
-  Result<int> run_worker();
+  // Returns the worker's end.
   Result<End> run_once(int failures);
-  void pass_on(pid_t child, const siginfo_t& signal);
-  // Waits for a signal until the deadline; false: none came.
-  bool take_signal(siginfo_t& signal, TimePoint deadline);
-  // Both return false when this process was told to stop.
+  Result<Child> next_worker(int failures);
+  // The standby that takes over: the first one that waits, else the first one. Null: there is none.
+  Child* heir();
+  bool heir_waits();
+  void start_standbys();
+  void start_standby();
+  void reap_standbys();
+  void standby_failed(TimePoint started, const std::string& what);
+  void end_standbys();
+  void signal_all(int number);
+
+  void pass_on(const signalfd_siginfo& signal);
+  // Waits for a signal or news of standbys until the deadline, and deals with them.
+  void take_turn(TimePoint deadline);
+  TimePoint next_standby_start() const;
+  // Both return false when this process was told to stop. A standby that waits ends a pause.
   bool pause(std::chrono::milliseconds delay);
   bool wait_for_agent();
   bool agent_listens() const;
@@ -77,10 +109,18 @@ class Supervisor {
 
   const SupervisorOptions options_;
   worker::RestartPolicy policy_;
+  worker::RestartPolicy standby_policy_;
   sigset_t watched_{};
   sigset_t before_{};
   // Stays set when it has ended, until it is reaped. 0: none has started.
   pid_t companion_ = 0;
+  // Standbys start only while the command runs.
+  bool supervising_ = false;
+  UniqueFd signals_;
+  std::optional<Child> worker_;
+  std::vector<Child> standbys_;
+  // When the next standby may start.
+  TimePoint standby_due_ = TimePoint::min();
   // The first signal that told this process to stop.
   int stop_signal_ = 0;
   TimePoint kill_at_ = TimePoint::max();

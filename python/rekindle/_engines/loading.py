@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import _abi, _attaching, _files
+from .. import _abi, _attaching, _files, standby
 from .._staging import Phases, Staged, Staging, applying, side_stream
 from ..boxes import Box
 from ..cataloging import Catalog, catalog
@@ -59,7 +59,10 @@ def said_place(options: Options) -> Place:
     """Returns instance and generation by the options, or else the environment; ALONE where neither
     names an instance. A generation of None: `of_one_generation` decides.
 
-    InvalidError when the environment's generation is not a number."""
+    A standby first waits for its turn: on all ranks, because those that wait for others in a
+    collective call would give up. InvalidError when the environment's generation is not a
+    number."""
+    standby.wait()
     instance = options.instance or _attaching.environment("INSTANCE")
     if instance is None:
         return ALONE

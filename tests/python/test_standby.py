@@ -1,0 +1,159 @@
+"""Standbys of `rekindle run` that are Python programs: a process waits where it reaches the agent."""
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from conftest import BINARY, PATIENCE_S, eventually, run_python
+from safetensors.numpy import save_file
+
+import rekindle.errors
+from rekindle import standby
+
+np = pytest.importorskip("numpy")
+WORKER = pathlib.Path(__file__).with_name("standby_worker.py")
+
+
+@pytest.fixture(scope="module")
+def model(memory_directory, fleet):
+    checkpoint = memory_directory / "model"
+    checkpoint.mkdir()
+    save_file({"w": np.arange(4096, dtype=np.float32)}, checkpoint / "model.safetensors")
+    fleet.publish("m@1", checkpoint)
+    return "m@1"
+
+
+class Run:
+    """A `rekindle run --standby` of standby_worker.py."""
+
+    def __init__(self, fleet, directory, model, instance, *words):
+        self.out, self.err = directory / f"{instance}.out", directory / f"{instance}.err"
+        with open(self.out, "ab") as out, open(self.err, "ab") as err:
+            self.process = subprocess.Popen(
+                [BINARY, "run", "--model", model, "--instance", instance, "--standby", "1",
+                 "--store", fleet.store("a"), "--", sys.executable, WORKER, *words],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                env={**fleet.environment, "PYTHONPATH": os.environ["PYTHONPATH"],
+                     "REKINDLE_LIBRARY": os.environ["REKINDLE_LIBRARY"]})
+
+    def said(self, word):
+        lines = [line.split() for line in self.out.read_text().splitlines()]
+        return [line[1:] for line in lines if line[0] == word]
+
+    def standbys_ready(self):
+        return self.err.read_text().count(" is ready after ")
+
+    def close(self):
+        self.process.terminate()
+        return self.process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def start(fleet, memory_directory, model):
+    running = []
+
+    def one(instance, *words):
+        running.append(Run(fleet, memory_directory, model, instance, *words))
+        return running[-1]
+    yield one
+    for run in running:
+        run.process.kill()
+        run.process.wait()
+
+
+def ranks_of(fleet, instance):
+    (found,) = [one for one in fleet.run("status", "--store", fleet.store("a"))["instances"]
+                if one["instance"] == instance]
+    return found
+
+
+def test_a_program_that_knows_nothing_of_standbys_takes_over(fleet, start):
+    run = start("plain")
+    eventually(lambda: run.said("ready") and run.standbys_ready() == 1)
+    (first, failures, _), = run.said("ready")
+    assert failures == "0" and len(run.said("started")) == 2
+    # The standby is no rank, and has not taken the one of the worker that serves.
+    found = ranks_of(fleet, "plain")
+    assert found["state"] == "COMMITTED" and [one["pid"] for one in found["sessions"]] == [int(first)]
+    (second,) = [pid for (pid,) in run.said("started") if pid != first]
+    os.kill(int(first), signal.SIGKILL)
+    eventually(lambda: len(run.said("ready")) == 2)
+    assert run.said("ready")[1] == [second, "1", "None"]
+    eventually(lambda: run.standbys_ready() == 2)
+    # Handlers of signals run while a process waits.
+    assert run.close() == 143
+    assert "did not stop" not in run.err.read_text()
+
+
+def test_a_program_may_wait_where_it_likes(start):
+    run = start("explicit", "explicit")
+    eventually(lambda: run.said("ready") and run.standbys_ready() == 1)
+    (first, *waited), = run.said("waited")
+    assert waited == ["False", "False"]
+    os.kill(int(first), signal.SIGKILL)
+    eventually(lambda: len(run.said("ready")) == 2)
+    assert run.said("waited")[1][1:] == ["True", "False"]
+
+
+def test_a_process_that_is_no_standby_does_not_wait():
+    assert standby.wait() is False
+
+
+@pytest.fixture
+def door(monkeypatch):
+    name = f"rekindle-standby-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name)
+        listener.listen()
+        listener.settimeout(PATIENCE_S)
+        monkeypatch.setenv("REKINDLE_STANDBY", name)
+        yield listener
+
+
+def test_a_deadline_ends_the_wait(door):
+    with pytest.raises(rekindle.errors.TimeoutError):
+        standby.wait(0.01)
+    assert os.environ["REKINDLE_STANDBY"]
+
+
+def test_the_answer_may_come_in_pieces(door, monkeypatch):
+    monkeypatch.setenv("REKINDLE_FAILURES", "0")
+
+    def answer():
+        connection, _ = door.accept()
+        with connection:
+            for part in (b"REKINDLE_FAIL", b"URES=3\nREKINDLE_NEW=", b"a=b\ng", b"o\n"):
+                connection.sendall(part)
+    thread = threading.Thread(target=answer)
+    thread.start()
+    monkeypatch.setenv("REKINDLE_NEW", "")
+    assert standby.wait(PATIENCE_S) is True
+    thread.join()
+    assert os.environ["REKINDLE_FAILURES"] == "3" and os.environ["REKINDLE_NEW"] == "a=b"
+    assert "REKINDLE_STANDBY" not in os.environ
+
+
+@pytest.mark.parametrize("said", [b"", b"REKINDLE_FAILURES=1\n", b"x" * (1 << 17)])
+def test_an_end_without_go_means_that_run_has_ended(door, said):
+    def answer():
+        connection, _ = door.accept()
+        with connection:
+            connection.sendall(said)
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(rekindle.errors.UnavailableError, match="has ended"):
+        standby.wait(PATIENCE_S)
+    thread.join()
+
+
+def test_c_waits_in_rk_connect_too():
+    # What the package does is left out, so that only librekindle can notice.
+    done = run_python(
+        "from rekindle import _native, standby\n"
+        "standby.wait = lambda: None\n"
+        "_native.Native('/nowhere', 1.0)", check=False, REKINDLE_STANDBY="rekindle-standby-nobody")
+    assert "the `rekindle run` that started it has ended" in done.stderr
