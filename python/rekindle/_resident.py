@@ -26,11 +26,12 @@ class Block:
         data, size, error = ctypes.c_void_p(), ctypes.c_uint64(), _abi.Error()
         abi.rk_block_memory(handle, ctypes.byref(data), ctypes.byref(size), ctypes.byref(error))
         self.size = size.value
-        self._data, self._device = data.value or 0, device
+        self.address = data.value or 0
+        self._device = device
 
     @property
     def bytes(self) -> Any:
-        return device_tensor(self._data, self.size, self._device.torch_name, self)
+        return device_tensor(self.address, self.size, self._device.torch_name, self)
 
 
 def _free(abi: ctypes.CDLL, handle: ctypes.c_void_p, device: str) -> None:

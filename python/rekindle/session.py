@@ -331,7 +331,8 @@ class Session:
             self._committed.pop(0)()
 
     def after_commit(self, call: Callable[[], None]) -> None:
-        """Calls `call` once, after the next commit() of this session."""
+        """Calls `call` once, in the next commit() of this session, when the rank may serve. Its time
+        is not part of the time-out."""
         self._committed.append(call)
 
     def wait_for_update(self, timeout: float | None = None) -> int | None:

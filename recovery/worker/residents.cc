@@ -27,7 +27,7 @@ constexpr std::chrono::milliseconds kCheckPatience{60'000};
 // Between two tries to have a copy checked while the device process starts.
 constexpr std::chrono::milliseconds kCheckAgain{200};
 // From the end of a search to the worker's deadline, so that it hears the reason.
-constexpr std::chrono::milliseconds kAnswerTime{1000};
+constexpr std::chrono::milliseconds kRefusalTime{1000};
 constexpr std::size_t kMostSeals = 16;
 constexpr int kDropTries = 3;
 constexpr std::chrono::milliseconds kDropAgain{1000};
@@ -284,7 +284,7 @@ async::Task<Result<Residents::Taken>> Residents::take(SessionPtr session, ModelV
                    id.to_string());
   }
   const TimePoint deadline = session->state.next_deadline().value_or(steady_now());
-  const TimePoint give_up = deadline - kAnswerTime;
+  const TimePoint give_up = deadline - kRefusalTime;
   const ResidentIdentity wanted{id, *root, session->order.resident_key, session->order.device,
                                 session->client->uid()};
   auto waiting = wait_for_free(session, wanted, std::min(give_up, steady_now() + kDeathWait));

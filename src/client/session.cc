@@ -34,6 +34,10 @@ Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> con
                                                  const AttachRequest& request,
                                                  std::chrono::milliseconds timeout,
                                                  std::optional<WorkerDevice> device) {
+  if (!request.resident_key.empty() && !connection->keeps_residents()) {
+    return fail(ErrorCode::kUnavailable,
+                "the agent keeps no resident copies: it is older, or has --resident-ttl 0");
+  }
   const auto inbox = std::make_shared<Inbox>();
   if (device) {
     inbox->wake = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -59,6 +63,9 @@ Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> con
   Unread unread{std::move(answer.frame), attached->tensor_set, attached->layout,
                 std::move(attached->wanted), std::move(attached->segment_bytes)};
   const auto count = unread.count();
+  if (is_resident == request.resident_key.empty()) {
+    segments = fail(ErrorCode::kInternal, "the agent's answer does not fit the attach");
+  }
   if (!count || !segments) {
     connection->forget_session(id, inbox);
     (void)connection->send(DetachRequest{}, id, kNoDeadline, nullptr);

@@ -58,6 +58,8 @@ def main():
             elif word == "update":
                 before, session = session, load(int(rest[0]))
                 before.close()
+            elif word == "rebind":
+                model.second.weight.data = model.second.weight.data.clone()
             elif word == "detach":
                 session.close()
                 print("{}", flush=True)

@@ -1,4 +1,5 @@
 """Parameters that outlive their worker, on doubles of a GPU: real agents, keepers and workers."""
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -74,6 +75,10 @@ class Worker:
 
 def residents(fleet, node="a"):
     return fleet.run("status", "--store", fleet.store(node))["residents"]
+
+
+def agent_log(fleet):
+    return max(fleet.directory.glob("agent-*.log"), key=os.path.getmtime).read_text()
 
 
 def events(fleet, kind):
@@ -164,10 +169,39 @@ def test_an_update_writes_in_place_and_is_kept_again(fleet):
     assert "is of another version" in events(fleet, "no_resident")[-1]["why"]
 
 
+def test_a_parameter_that_got_other_memory_ends_it(fleet):
+    with Worker(fleet) as first:
+        first.tell("rebind")
+        updated = first.tell("update 2")
+        assert any("second.weight has other memory" in line for line in updated["warned"])
+        assert updated["sum"] == total(2)
+        assert not residents(fleet)
+
+
 def test_a_worker_that_detaches_leaves_nothing(fleet):
     with Worker(fleet) as first:
         first.tell("detach")
         assert eventually(lambda: not residents(fleet))
+        # A new agent asks the keeper.
+        fleet.kill_agent("a")
+        fleet.start_agent("a")
+        assert eventually(lambda: "resident.keeper" not in agent_log(fleet))
+        assert "resident.found" not in agent_log(fleet)
+
+
+def test_a_rank_that_finds_its_copy_waits_for_one_that_does_not(fleet):
+    ranks = [{"instance": "i", "rank": rank, "world": 2} for rank in (0, 1)]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for worker in pool.map(lambda rank: Worker(fleet, **rank), ranks):
+            worker.kill()
+        # The second rank's environment has changed meanwhile.
+        ranks[1]["resident"] = "another engine"
+        workers = list(pool.map(lambda rank: Worker(fleet, **rank), ranks))
+    check(workers[0].ready, rung="resident")
+    check(workers[1].ready, rung="local")
+    fleet.run("wait-ready", "i", "--store", fleet.store("a"))
+    for worker in workers:
+        worker.kill()
 
 
 def test_a_keeper_that_is_killed_costs_a_load_and_nothing_else(fleet):

@@ -1,6 +1,8 @@
 """Fills an existing module."""
 from __future__ import annotations
 
+import contextlib
+
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +14,7 @@ from .. import session as sessions
 from .._engines.fitting import Contents, Fit
 from .._engines.loading import contents_of
 from .._staging import RESERVE, Mode, Phases, Staged, Staging, applying, side_stream
-from ..errors import InvalidError, NotFoundError
+from ..errors import Error, InvalidError, NotFoundError
 from ..cataloging import catalog as rekindle_catalog
 from ..recording.tracer import TensorMeta
 from . import conversion, memory
@@ -80,7 +82,8 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
 
 def _remember(model: nn.Module, session: sessions.Session, options: Mapping[str, Any]) -> None:
     where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
-    _filled[model] = contents_of(rekindle_catalog(session.model, session.version, **where))
+    with contextlib.suppress(Error):
+        _filled[model] = contents_of(rekindle_catalog(session.model, session.version, **where))
 
 
 def stage(model: nn.Module, name: str | None = None, version: str | int | None = "latest", *,

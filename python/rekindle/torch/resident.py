@@ -17,7 +17,8 @@ import torch
 from .. import _resident
 from .. import session as sessions
 from .._device import resolve
-from ..errors import ExhaustedError, InvalidError, NotFoundError, UnavailableError
+from ..errors import (
+    ExhaustedError, InvalidError, NotFoundError, TimeoutError, UnavailableError)
 from . import memory
 
 # Of a tensor in a block: enough for every kernel.
@@ -75,7 +76,7 @@ def take(model: torch.nn.Module, name: str | None, version: str | int | None, ke
     where = {option: value for option, value in options.items() if option not in _BYTES}
     try:
         session = sessions.attach(name, version, resident_key=key, **where)
-    except (NotFoundError, UnavailableError):
+    except (NotFoundError, UnavailableError, TimeoutError):
         return None
     try:
         assert session._device is not None
@@ -109,6 +110,13 @@ def seal(model: torch.nn.Module, session: sessions.Session) -> None:
     kept = _kept.get(model)
     if kept is None:
         return
+    moved = _moved(model, kept)
+    if moved is not None:
+        # The blocks have bytes of another version than the module.
+        del _kept[model]
+        warnings.warn(f"the parameters of {session.model}@{session.version} are not resident: {moved} "
+                      "has other memory than at its load", stacklevel=2)
+        return
     if session._device is not None:
         session._device.synchronize()
     try:
@@ -119,6 +127,23 @@ def seal(model: torch.nn.Module, session: sessions.Session) -> None:
 
 
 # --- parameters and blocks
+
+def _moved(model: torch.nn.Module, kept: Kept) -> str | None:
+    """Returns the name of a tensor that no longer lies in its block; None: all of them do."""
+    entries = {name: entry for entry in json.loads(kept.description)["tensors"]
+               for name in entry["names"]}
+    names = dict(_named(model))
+    for name in sorted(names.keys() | entries.keys()):
+        value, entry = names.get(name), entries.get(name)
+        if value is None or entry is None:
+            return name
+        same = (str(value.dtype) == entry["dtype"] and list(value.shape) == entry["shape"]
+                and list(value.stride()) == entry["stride"])
+        at = kept.blocks[entry["block"]].address + entry["at"]
+        if not same or (value.numel() and value.data_ptr() != at):
+            return name
+    return None
+
 
 def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Every name of every parameter and buffer, ties included, in the module's order."""
@@ -138,11 +163,11 @@ def _move(model: torch.nn.Module, session: sessions.Session, key: str) -> Kept:
     device = session._device
     if device is None:
         raise InvalidError("they are in host memory; load them with device=")
-    place_of = torch.device(device.torch_name)
+    place_of = torch.empty(0, device=device.torch_name).device
     tensors = _tensors(model)
     storages: dict[int, list[tuple[torch.Tensor, list[str]]]] = {}
     for value, names in tensors.values():
-        if value.device.type != place_of.type or value.layout != torch.strided:
+        if value.device != place_of or value.layout != torch.strided:
             raise InvalidError(f"{names[0]} is {value.layout} on {value.device}, and not a plain "
                                f"tensor on {place_of}")
         storages.setdefault(value.untyped_storage().data_ptr(), []).append((value, names))
@@ -228,6 +253,8 @@ def _adopt(model: torch.nn.Module, description: bytes, blocks: list[_resident.Bl
     for name, value in names.items():
         if value.shape != views[name].shape or value.dtype != views[name].dtype:
             raise InvalidError(f"{name} is another tensor than in the model")
+        if not value.is_meta and value.device != views[name].device:
+            raise InvalidError(f"{name} is on {value.device}, and the copy on {views[name].device}")
     name_of = {id(value): name for name, value in names.items()}
     for name, value in names.items():
         if not value.is_meta:
