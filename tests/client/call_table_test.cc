@@ -28,8 +28,8 @@ class CallTableTest : public ::testing::Test {
   }
   std::vector<proto::WorkerFrame> sent() {
     std::vector<proto::WorkerFrame> frames;
-    for (const std::string& body : table_.take_outgoing()) {
-      EXPECT_TRUE(frames.emplace_back().ParseFromString(body));
+    for (const CallTable::Outgoing& frame : table_.take_outgoing()) {
+      EXPECT_TRUE(frames.emplace_back().ParseFromString(frame.body));
     }
     return frames;
   }
