@@ -22,6 +22,7 @@ PATIENCE_S = 60
 # `rekindle` ends with this code when the other end is away: retry.
 UNREACHABLE = 5
 # Said by a pull into a store without an agent.
+ALREADY_HERE = "is already here"
 NO_AGENT = ": give --coordinator HOST:PORT, or --from"
 
 
@@ -201,6 +202,8 @@ class Fleet:
                               env=release.environment())
         self.last_error[arguments] = done.stderr
         away = done.returncode == UNREACHABLE or NO_AGENT in done.stderr
+        # 0.1.0 takes a copy that a worker's attach has just committed for a mistake of the caller.
+        away = away or (arguments[0] == "pull" and ALREADY_HERE in done.stderr)
         assert done.returncode == 0 or away, f"{arguments} by {release.name}: {done.returncode}: {done.stderr}"
         return None if away else json.loads(done.stdout)
 
