@@ -26,6 +26,14 @@ TimePoint attach_deadline(const proto::WorkerFrame& frame) {
   return steady_now() + std::min(asked.count() > 0 ? asked : kDefaultAttach, kLongestAttach);
 }
 
+// A worker may write what it attaches to over what it has. A staged session writes from its switch
+// on, and a session of the smallest tensor reads the list of the tensors.
+bool may_write_soon(const AttachOrder& order) {
+  const auto& boxes = order.wanted.boxes;
+  const bool lists = boxes.size() == 1 && boxes.front().tensor.empty();
+  return !order.staged && !lists;
+}
+
 }  // namespace
 
 WorkerSessions::WorkerSessions(SessionServing::Parts parts, VersionWatch& watch,
@@ -95,7 +103,7 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
                          trace::SpanId::random()};
   session->trace.parent = parent.span;
   if (!apart) find_predecessor(*session, *entry);
-  if (!session->order.staged) {
+  if (may_write_soon(session->order)) {
     parts_.residents.before_write(*client, session->order.rank.model);
   }
   // The version that was asked for belonged to an older generation.

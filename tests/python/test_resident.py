@@ -131,6 +131,9 @@ def test_the_instance_is_ready_again_and_its_recovery_names_the_rung(fleet):
         assert committed["rung"] == "resident" and committed["instance"] == "i"
         assert committed["phases_us"]["detect"] > 0
         fleet.run("wait-ready", "i", "--store", fleet.store("a"))
+        # It reads the list of the tensors after its commit, and writes nothing.
+        assert [copy["users"] for copy in residents(fleet)] == [1]
+        assert not events(fleet, "resident_dropped")
 
 
 def test_another_worker_does_not_get_the_copy_of_one_that_lives(fleet):

@@ -25,6 +25,7 @@ DOUBLE = os.environ.get("REKINDLE_TEST_DEVICES") == "double"
 DEVICE, ON = ("double:0", "cpu") if DOUBLE else ("cuda:0", "cuda:0")
 GIB = 1 << 30
 LAYERS = 64
+VALUES = 4
 LAYER_BYTES = (1 << 20) if DOUBLE else int(
     float(os.environ.get("REKINDLE_TEST_RESIDENT_GIB", "8")) * GIB) // LAYERS
 # A successor that dies within a minute gives its copy up, so each round begins with a load.
@@ -47,8 +48,9 @@ def store(memory_directory):
 
 @pytest.fixture(scope="module")
 def published(store):
-    rk.publish({f"layers.{i}": torch.full((LAYER_BYTES // 4,), 100.0 + i) for i in range(LAYERS)},
-               "resident@1", agent=store)
+    # Few tensors, so that a model of half of this host's memory can be published.
+    values = [torch.full((LAYER_BYTES // 4,), 100.0 + i) for i in range(VALUES)]
+    rk.publish({f"layers.{i}": values[i % VALUES] for i in range(LAYERS)}, "resident@1", agent=store)
 
 
 def work(store, resident):
@@ -62,7 +64,7 @@ def work(store, resident):
     errors = worker.communicate(timeout=PATIENCE_S)[1]
     assert line, errors
     answer = json.loads(line)
-    known = [100.0 + i for i in range(LAYERS)]
+    known = [100.0 + i % VALUES for i in range(LAYERS)]
     assert answer["first"] == known and answer["last"] == known
     return answer
 
