@@ -75,7 +75,8 @@ std::optional<Duration> age_of_process(std::uint32_t pid) {
   const auto name = text.rfind(')');
   if (name == std::string::npos) return std::nullopt;
   std::istringstream fields(text.substr(name + 1));
-  constexpr int kBetween = 19;  // from the state to the time of the start
+  // The fields between the state of the process and the time of its start.
+  constexpr int kBetween = 19;
   std::string field;
   for (int i = 0; i < kBetween; ++i) fields >> field;
   std::int64_t ticks = 0;

@@ -16,7 +16,7 @@
 // process is its name. The process connects and waits. When it is chosen, `run` sends lines
 // NAME=VALUE, which are new values of variables of its environment, and then the line "go". An end
 // of the stream before "go" means that `run` is gone. Any number of processes below the standby may
-// wait, each by its own connection, and a process may ask again later: the answer stays the same.
+// wait, each by a separate connection. A process may ask again later: the answer stays the same.
 namespace rekindle::ipc {
 
 inline constexpr const char* kStandbyVariable = "REKINDLE_STANDBY";

@@ -51,7 +51,7 @@ struct CacheFile {
   bool operator==(const CacheFile&) const = default;
 };
 // The regular files, sorted by tensor. Links, other kinds of files, locks and unfinished files of
-// engines are left out. A directory that is missing is empty.
+// engines are left out. A missing directory counts as empty.
 Result<std::vector<CacheFile>> list_caches(std::span<const CacheDirectory> caches);
 
 // Holds a lock of a directory, until the descriptor closes. Of this module's processes only one has

@@ -67,7 +67,7 @@ struct DrillArgs {
   FirstTokenArgs first_token;
 };
 
-// The process that is to fail, or whose links are.
+// The process that the drill strikes, or the owner of the links that it cuts.
 struct Victim {
   std::string address;
   std::string name;

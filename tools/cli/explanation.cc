@@ -755,7 +755,7 @@ std::vector<Finding> explain(const std::string& operation, const std::string& su
   for (const Span& span : spans) {
     if (is_wanted(span, operation, subject)) fitting.push_back(&span);
   }
-  // The beginning of a joint publication is one of its own where its lead is silent only.
+  // A joint publication may be known by its beginning only, when its lead does not answer.
   const auto is_beginning = [](const Span* span) { return span->name == kRosterComplete; };
   if (!std::ranges::all_of(fitting, is_beginning)) std::erase_if(fitting, is_beginning);
   if (fitting.empty()) return {};

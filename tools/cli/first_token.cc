@@ -48,7 +48,7 @@ Result<Target> parse_url(const std::string& url) {
   return Target{std::move(*server), slash == std::string::npos ? "/" : rest.substr(slash)};
 }
 
-// The command in a process group of its own, without input and output, and with default signals.
+// The command in a new process group, without input and output, and with default signals.
 Result<pid_t> spawn_shell(const std::string& command) {
   posix_spawn_file_actions_t files;
   posix_spawnattr_t attributes;

@@ -22,7 +22,7 @@ struct FirstTokenArgs {
   std::string command;
 };
 
-// Repeats a request to an engine in a thread of its own, until it succeeds: an HTTP status of 2xx,
+// Repeats a request to an engine, in another thread, until it succeeds: an HTTP status of 2xx,
 // or a command that exits with 0.
 class FirstToken {
  public:

@@ -281,7 +281,7 @@ void Supervisor::end_standbys() {
 }
 
 Result<Supervisor::Child> Supervisor::next_worker(int failures) {
-  // One that has just died is no heir.
+  // A standby that has just died cannot take over.
   reap_standbys();
   Child* const next = heir();
   if (next == nullptr) {
