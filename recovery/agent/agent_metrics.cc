@@ -79,6 +79,16 @@ void read_workers(const proto::AgentStatusResponse& status, metrics::Readings& r
                           sessions);
 }
 
+void read_residents(const proto::AgentStatusResponse& status, metrics::Readings& readings) {
+  Counts bytes;
+  for (const auto& copy : status.residents()) {
+    bytes[copy.users() > 0 ? "used" : "waiting"] += static_cast<double>(copy.bytes());
+  }
+  readings.gauge_by_state("rekindle_resident_bytes",
+                          "GPU memory of resident copies, by whether a worker uses it.",
+                          {"used", "waiting"}, bytes);
+}
+
 void read_devices(const proto::DeviceProcess& devices, metrics::Readings& readings) {
   readings.gauge_by_state("rekindle_device_process", "1 for the state of the device process.",
                           {"off", "starting", "serving", "restarting"}, {{devices.state(), 1}});
@@ -111,6 +121,7 @@ void read_agent(const proto::AgentStatusResponse& status, const AgentFigures& fi
   read_store(status, figures, readings);
   read_windows(figures.windows, readings);
   read_workers(status, readings);
+  read_residents(status, readings);
   read_devices(status.devices(), readings);
 }
 

@@ -45,7 +45,9 @@ void note(EventLog& events, const Session& session, std::string kind, std::strin
   Event event;
   event.kind = std::move(kind);
   event.why = std::move(why);
-  event.instance = session.instance;
+  // A session that wants a resident copy belongs to its instance before it takes its rank.
+  const bool early = !session.order.resident_key.empty() && !session.order.instance.empty();
+  event.instance = early ? session.order.instance : session.instance;
   event.rank = session.rank();
   event.session = session.id();
   event.pid = session.client->pid();

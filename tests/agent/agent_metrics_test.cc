@@ -26,5 +26,19 @@ TEST(AgentMetrics, MemoryWindowsAreThoseOfAllDevices) {
   }
 }
 
+TEST(AgentMetrics, MemoryOfResidentCopiesIsUsedOrWaits) {
+  proto::AgentStatusResponse status;
+  for (const auto& [bytes, users] : {std::pair(10u, 1u), {20u, 0u}, {300u, 0u}}) {
+    status.add_residents()->set_bytes(bytes);
+    status.mutable_residents()->rbegin()->set_users(users);
+  }
+  metrics::Metrics metrics;
+  const auto added = metrics.add(
+      [&](metrics::Readings& readings) { read_agent(status, AgentFigures(), readings); });
+  const std::string text = metrics.text();
+  EXPECT_THAT(text, HasSubstr("\nrekindle_resident_bytes{state=\"used\"} 10\n"));
+  EXPECT_THAT(text, HasSubstr("\nrekindle_resident_bytes{state=\"waiting\"} 320\n"));
+}
+
 }  // namespace
 }  // namespace rekindle::agent

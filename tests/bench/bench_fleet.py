@@ -12,14 +12,16 @@ class Fleet:
     """A coordinator, and an agent with a store in `directory`: with the GPUs of this host, or with
     `doubles` of them."""
 
-    def __init__(self, directory: pathlib.Path, device: str, doubles: int = 1) -> None:
+    def __init__(self, directory: pathlib.Path, device: str, doubles: int = 1,
+                 drills: bool = False) -> None:
         self.store = directory / "store"
         self.processes: list[subprocess.Popen[bytes]] = []
         self.directory = directory
-        coordinator = self._start("coordinator", "--state", directory / "state")
+        more = ["--allow-drills"] if drills else []
+        self.coordinator = self._start("coordinator", "--state", directory / "state", *more)
         gpu = "auto" if device.startswith("cuda") else f"double:{doubles}"
         self._start("agent", "--node-id", "bench", "--store", self.store, "--gpu", gpu,
-                    "--coordinator", coordinator)
+                    "--coordinator", self.coordinator, *more)
 
     def _start(self, role: str, *arguments: object) -> str:
         with open(self.directory / f"{role}.log", "wb") as log:
