@@ -21,8 +21,8 @@ def wait(timeout: float | None = None) -> bool:
     """Waits until this process takes over from a worker that has failed. Then sets the variables of
     the environment that have changed, such as REKINDLE_FAILURES, and returns True.
 
-    Returns False at once in a process that is no standby. `attach` and every other call that
-    reaches the agent wait here first: call it yourself to wait at another place. `timeout`: None:
+    Returns False at once in a process that is no standby. `attach` and the calls
+    that publish tensors wait here first: call it yourself to wait at another place. `timeout`: None:
     without end. Raises TimeoutError, and UnavailableError when `rekindle run` has ended."""
     name = os.environ.get(_VARIABLE)
     if not name:

@@ -172,15 +172,17 @@ async::Task<Result<void>> Residents::seal(SessionPtr session, proto::SealResiden
   }
   const std::string& model = session->wanted().model;
   const bool busy = std::ranges::any_of(sealing_, [&](const auto& other) {
-    return other->process == session->client->process && other->model == model;
+    return other->process == session->client->process && other->model == model &&
+           other->device == session->order.device;
   });
   if (busy || sealing_.size() >= kMostSeals) {
     co_return fail(ErrorCode::kExhausted, "{}",
                    busy ? "another seal of this worker is under way"
                         : "too many seals are under way; seal again");
   }
-  before_write(*session->client, model);
-  const auto sealing = std::make_shared<Sealing>(Sealing{session->client->process, model});
+  before_write(*session->client, model, session->order.device);
+  const auto sealing =
+      std::make_shared<Sealing>(Sealing{session->client->process, model, session->order.device});
   sealing_.push_back(sealing);
   auto alone = seal_alone(std::move(session), std::move(request), std::move(blocks), sealing);
   auto sealed = co_await std::move(alone);
@@ -289,10 +291,7 @@ async::Task<Result<Residents::Taken>> Residents::take(SessionPtr session, ModelV
                                 session->client->uid()};
   auto waiting = wait_for_free(session, wanted, std::min(give_up, steady_now() + kDeathWait));
   const auto free = co_await std::move(waiting);
-  if (!free) {
-    free_device(wanted.device, wanted.uid);
-    co_return fail(free.error());
-  }
+  if (!free) co_return fail(free.error());
   auto opening = open(session, *free, give_up);
   auto taken = co_await std::move(opening);
   if (taken && !session->state.ended()) {
@@ -414,13 +413,18 @@ Error Residents::why_none(const ResidentIdentity& wanted) const {
 
 // --- the end of copies
 
-void Residents::before_write(const Client& client, const std::string& model) {
+void Residents::before_write(const Client& client, const std::string& model,
+                             const std::string& device) {
+  const auto there = [&](const std::string& process, const std::string& of, const std::string& on) {
+    return process == client.process && of == model && (device.empty() || on == device);
+  };
   for (const auto& sealing : sealing_) {
-    if (sealing->process == client.process && sealing->model == model) sealing->stale = true;
+    if (there(sealing->process, sealing->model, sealing->device)) sealing->stale = true;
   }
   std::vector<std::string> written;
   for (const auto& [name, copy] : kept_) {
-    if (copy.process == client.process && copy.identity.id.model == model) written.push_back(name);
+    const ResidentIdentity& has = copy.identity;
+    if (there(copy.process, has.id.model, has.device)) written.push_back(name);
   }
   for (const std::string& name : written) drop(name, "its worker writes to it");
 }
@@ -431,9 +435,8 @@ void Residents::session_ended(const Session& session, bool detached) {
   Copy& copy = found->second;
   if (detached) return drop(found->first, "its worker has detached");
   const bool proven = session.committed && steady_now() - *session.committed >= kProven;
-  if (session.worker == Session::WorkerLife::kDead && session.state.rung() == Rung::kResident &&
-      !proven) {
-    return drop(found->first, "a worker that got it died soon after");
+  if (session.state.rung() == Rung::kResident && !proven) {
+    return drop(found->first, "a worker that got it failed soon after");
   }
   // The process may live without its connection, or without this session. Its pidfd tells the
   // keeper when it dies.
@@ -456,7 +459,9 @@ std::size_t Residents::release(const std::string& model, std::optional<std::uint
 }
 
 // Another user's copies stay: they are not this worker's to drop.
-void Residents::free_device(const std::string& device, std::uint32_t uid) {
+void Residents::make_room(const Session& session) {
+  const std::string& device = session.order.device;
+  const std::uint32_t uid = session.client->uid();
   std::vector<std::string> unused;
   for (const auto& [name, copy] : kept_) {
     const bool used = copy.session != 0 || (!copy.users.empty() && !copy.dying);

@@ -71,12 +71,14 @@ class Residents final : private keeper::KeeperEvents {
   };
   // The copy of `id` for the worker of this session, after a check of every byte. The worker is a
   // user of it from then on. An error says why there is none; a copy that fails its check is
-  // dropped. Without a copy for it, copies on its device that nobody uses are dropped, because the
-  // worker needs their memory.
+  // dropped.
   async::Task<Result<Taken>> take(SessionPtr session, ModelVersion id);
+  // The worker of this session has to load, and needs memory of its device: drops the copies there
+  // that nobody uses.
+  void make_room(const Session& session);
 
-  // This worker is about to write to its parameters of the model.
-  void before_write(const Client& client, const std::string& model);
+  // This worker is about to write to its parameters of the model on the device. "": it may be any.
+  void before_write(const Client& client, const std::string& model, const std::string& device);
   // Call it when a session has ended. `detached`: its worker lives, and gives its copy up.
   void session_ended(const Session& session, bool detached);
   // Drops the copies of a version, of one device ("": all) or of all versions (empty model).
@@ -101,10 +103,11 @@ class Residents final : private keeper::KeeperEvents {
     bool is_free() const { return users.empty() && session == 0; }
   };
   using Copies = std::map<std::string, Copy>;
-  // A seal under way. A worker has one of a model at a time.
+  // A seal under way. A worker has one of a model on a device at a time.
   struct Sealing {
     std::string process;
     std::string model;
+    std::string device;
     // The worker may have written since the seal began.
     bool stale = false;
   };
@@ -129,7 +132,6 @@ class Residents final : private keeper::KeeperEvents {
                                  std::shared_ptr<const Sealing> sealing);
   Copies::iterator find(const ResidentIdentity& identity);
   Error why_none(const ResidentIdentity& wanted) const;
-  void free_device(const std::string& device, std::uint32_t uid);
   void drop(std::string name, std::string why);
   async::Task<void> tell_drop(std::string name);
   void note(const Copy& copy, std::string kind, std::string why);

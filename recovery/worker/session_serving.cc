@@ -115,7 +115,9 @@ async::Task<void> SessionServing::serve(SessionPtr session) {
     auto serving = find_bytes(session, *id);
     served = co_await std::move(serving);
   }
-  if (!served && !session->state.ended()) effects_.serving_failed(session, served.error());
+  if (served || session->state.ended()) co_return;
+  if (!session->order.resident_key.empty()) parts_.residents.make_room(*session);
+  effects_.serving_failed(session, served.error());
 }
 
 async::Task<Result<void>> SessionServing::find_bytes(SessionPtr session, ModelVersion id) {

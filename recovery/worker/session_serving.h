@@ -74,6 +74,7 @@ struct Session {
   std::optional<LoadedCall> loaded_call;
   // The name of the worker's copy in Residents; "": none.
   std::string resident;
+  const TimePoint attached_at = steady_now();
   std::optional<TimePoint> committed;
   WorkerLife worker = WorkerLife::kConnected;
   AttachTrace trace;

@@ -10,6 +10,7 @@
 #include "recovery/worker/residents.h"
 #include "recovery/worker/worker_traces.h"
 #include "src/base/log.h"
+#include "src/ipc/process_age.h"
 
 namespace rekindle::worker {
 
@@ -94,6 +95,7 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
       WorkerSession(id, steady_now(), attach_deadline(frame), options_.times), client,
       std::move(order));
   session->instance = entry->state.name();
+  if (!session->order.resident_key.empty()) follow_ranks(session->order);
   session->attach_call = frame.call();
   sessions_[id] = session;
   log::info("worker.attach", "session", id, "pid", client->pid(), "instance", session->instance,
@@ -104,7 +106,7 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
   session->trace.parent = parent.span;
   if (!apart) find_predecessor(*session, *entry);
   if (may_write_soon(session->order)) {
-    parts_.residents.before_write(*client, session->order.rank.model);
+    parts_.residents.before_write(*client, session->order.rank.model, session->order.device);
   }
   // The version that was asked for belonged to an older generation.
   if (!entry->state.version()) entry->fleet.ask_for(std::nullopt);
@@ -118,12 +120,26 @@ Result<void> WorkerSessions::attach(const ClientPtr& client, const proto::Worker
   return {};
 }
 
+// A rank that looks for a resident copy looks for the version of the ranks that remain.
+void WorkerSessions::follow_ranks(AttachOrder& order) const {
+  const auto* const named =
+      order.instance.empty() ? nullptr : parts_.instances.find(order.instance);
+  if (order.version || named == nullptr || !named->state.version()) return;
+  if (named->state.generation() != order.rank.generation) return;
+  if (named->state.others_live(order.rank.rank)) {
+    order.version = named->state.version()->version;
+  }
+}
+
 // The recovery begins with the last sign of life of the rank's last worker.
 void WorkerSessions::find_predecessor(Session& session, LocalInstances::Entry& entry) {
   const auto death = entry.detections.extract(session.rank());
   if (!death) return;
-  const Duration gone = steady_now() - death.mapped().seen;
-  const auto age = age_of_process(session.client->pid());
+  // Both at the attach, which may be a while ago.
+  const Duration since = steady_now() - session.attached_at;
+  const Duration gone = std::max(session.attached_at - death.mapped().seen, Duration::zero());
+  auto age = ipc::age_of_process(static_cast<pid_t>(session.client->pid()));
+  if (age) *age = std::max(*age - since, Duration::zero());
   if (was_wanted(gone, age)) {
     session.state.phases().set(Phase::kDetect, death.mapped().took);
     session.trace.restart = gone;
@@ -136,7 +152,7 @@ Result<void> WorkerSessions::begin_switch(const ClientPtr& client,
                                           const proto::WorkerFrame& frame) {
   TRY(const auto session, find(client, frame));
   if (session->order.staged) TRY_VOID(take_rank(session));
-  parts_.residents.before_write(*client, session->wanted().model);
+  parts_.residents.before_write(*client, session->wanted().model, session->order.device);
   client->send(done_frame(frame.call(), frame.session()));
   return {};
 }
@@ -322,8 +338,10 @@ void WorkerSessions::client_gone(const ClientPtr& client, const Departure& depar
   }
   for (const auto& session : ended) {
     session->worker = departure.died ? Session::WorkerLife::kDead : Session::WorkerLife::kGone;
-    // The first phase of the session that takes the rank's place.
-    auto* const entry = parts_.instances.find(session->instance);
+    // The first phase of the session that takes the rank's place, also if this one had not taken
+    // it.
+    const bool early = !session->order.resident_key.empty() && !session->order.instance.empty();
+    auto* const entry = parts_.instances.find(early ? session->order.instance : session->instance);
     if (entry != nullptr && departure.unseen) {
       entry->detections[session->rank()] = {*departure.unseen, steady_now()};
     }

@@ -80,6 +80,7 @@ class WorkerSessions final : public RankEffects,
   static HostRounds::Origin origin_of(const Session& session);
   async::Task<void> seal(SessionPtr session, proto::WorkerFrame frame,
                          std::vector<UniqueFd> blocks);
+  void follow_ranks(AttachOrder& order) const;
   void find_predecessor(Session& session, LocalInstances::Entry& entry);
   void proceed_loaded(const SessionPtr& session);
   async::Task<void> verify_loaded(SessionPtr session);

@@ -2,16 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <iterator>
-#include <sstream>
 #include <string>
 #include <utility>
 
-#include <unistd.h>
-
 #include <fmt/format.h>
-#include <time.h>
 
 namespace rekindle::worker {
 
@@ -66,29 +60,6 @@ void record_recovery(trace::Tracer& tracer, const Event& event, TimePoint now) {
     record(std::string(to_string(phase)), (*event.phases)[i]);
     if (phase == Phase::kDetect) record("restart", event.trace.restart);
   }
-}
-
-std::optional<Duration> age_of_process(std::uint32_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  // The name of the program, in brackets, may have any character.
-  const auto name = text.rfind(')');
-  if (name == std::string::npos) return std::nullopt;
-  std::istringstream fields(text.substr(name + 1));
-  // The fields between the state of the process and the time of its start.
-  constexpr int kBetween = 19;
-  std::string field;
-  for (int i = 0; i < kBetween; ++i) fields >> field;
-  std::int64_t ticks = 0;
-  const auto per_second = static_cast<std::int64_t>(::sysconf(_SC_CLK_TCK));
-  timespec now{};
-  if (!(fields >> ticks) || per_second <= 0 || ::clock_gettime(CLOCK_BOOTTIME, &now) != 0) {
-    return std::nullopt;
-  }
-  const Duration began = std::chrono::seconds(ticks / per_second) +
-                         Duration(ticks % per_second * (1'000'000'000 / per_second));
-  const Duration up = std::chrono::seconds(now.tv_sec) + Duration(now.tv_nsec);
-  return std::max(up - began, Duration::zero());
 }
 
 bool was_wanted(Duration gone, std::optional<Duration> age) {

@@ -12,9 +12,6 @@ namespace rekindle::worker {
 // after the other, with "restart" behind "detect". Other events leave none.
 void record_recovery(trace::Tracer& tracer, const Event& event, TimePoint now);
 
-// How long ago this process of the host began. nullopt: this process does not see it.
-std::optional<Duration> age_of_process(std::uint32_t pid);
-
 // Whether the rank whose worker was seen dead `gone` ago was wanted until its next worker, whose
 // process has this age, attached. `rekindle run` begins the next process within its --max-backoff.
 bool was_wanted(Duration gone, std::optional<Duration> age);

@@ -60,14 +60,5 @@ TEST(RestartOfARank, EndsATimeInWhichNobodyWantedIt) {
   EXPECT_FALSE(was_wanted(1h, 100ms));
 }
 
-TEST(AgeOfAProcess, IsKnownOfThoseThatAreThere) {
-  const auto own = age_of_process(static_cast<std::uint32_t>(::getpid()));
-  const auto first = age_of_process(1);
-  ASSERT_TRUE(own);
-  ASSERT_TRUE(first);
-  EXPECT_LE(*own, *first);
-  EXPECT_FALSE(age_of_process(~0u));
-}
-
 }  // namespace
 }  // namespace rekindle::worker

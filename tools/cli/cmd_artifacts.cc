@@ -361,6 +361,15 @@ Result<int> remove_artifacts(const Settings& settings, const ArtifactArgs& args)
   TRY(const std::string name, artifact_set_name(args.model, hash));
   TRY(const auto coordinator, fleet_coordinator(settings));
   TRY(const auto status, (coordinator->call<proto::COORDINATOR_STATUS>({})));
+  const bool is_there = std::ranges::any_of(status.versions(), [&](const auto& version) {
+    return version.id().model() == name && is_live(version);
+  });
+  if (args.others && !is_there) {
+    return fail(ErrorCode::kNotFound,
+                "the fleet has no {}, and --others would remove all sets of {}; see `rekindle "
+                "artifacts list`",
+                name, args.model);
+  }
   Json removed = Json::array();
   std::string text;
   for (const auto& version : status.versions()) {

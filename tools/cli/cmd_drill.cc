@@ -852,9 +852,9 @@ class KilledWorker {
       drill_.note(describe(event));
     }
   }
-  // Not before the death is seen: until then the answer may come from the old worker.
+  // Not before the instance is ready: a front end that outlives its worker may answer until then.
   void ask_engine() {
-    if (first_token_ == nullptr || !timeline_.worker_has_ended()) return;
+    if (first_token_ == nullptr || !timeline_.ready()) return;
     if (auto started = first_token_->start(drill_.gives_up_at()); !started) {
       return drill_.note(started.error().message());
     }

@@ -9,9 +9,14 @@
 #include <string>
 #include <thread>
 
+#include <unistd.h>
+
+#include <pwd.h>
+
 #include "proto/agent.pb.h"
 #include "recovery/agent/local_agent.h"
 #include "recovery/worker/core/instance.h"
+#include "src/ipc/standby.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/artifact_set.h"
 #include "tools/cli/cli_session.h"
@@ -77,25 +82,33 @@ constexpr EngineCache kEngineCaches[] = {
     {"sglang_deep_gemm", "SGLANG_DG_CACHE_DIR", ""},
 };
 
-std::filesystem::path default_cache_directory() {
+// In the home of this user, which no other user can prepare.
+Result<std::filesystem::path> default_cache_directory() {
   const auto given = [](const char* name) {
     const char* value = std::getenv(name);
     return std::filesystem::path(value != nullptr ? value : "");
   };
-  if (const auto cache = given("XDG_CACHE_HOME"); !cache.empty()) return cache;
-  const auto home = given("HOME");
-  return (home.empty() ? "/tmp" : home) / ".cache";
+  if (const auto cache = given("XDG_CACHE_HOME"); cache.is_absolute()) return cache;
+  if (const auto home = given("HOME"); home.is_absolute()) return home / ".cache";
+  const passwd* const user = ::getpwuid(::geteuid());
+  const std::filesystem::path home = user != nullptr ? user->pw_dir : "";
+  if (home.is_absolute()) return home / ".cache";
+  return fail(ErrorCode::kInvalid,
+              "--artifacts default: this user has no home directory; set XDG_CACHE_HOME, or name "
+              "the directories: --artifacts NAME=DIR");
 }
 
 // NAME=DIR for each cache. Those that the environment does not name get a directory for this
 // fingerprint only, and the worker gets its variable.
-std::vector<std::string> default_caches(const std::string& hash, SupervisorOptions& options) {
+Result<std::vector<std::string>> default_caches(const std::string& hash,
+                                                SupervisorOptions& options) {
+  TRY(const auto home, default_cache_directory());
   std::vector<std::string> caches;
   for (const EngineCache& cache : kEngineCaches) {
     const char* const given = std::getenv(cache.variable);
     std::filesystem::path base = given != nullptr ? given : "";
     if (base.empty()) {
-      base = default_cache_directory() / "rekindle/artifacts" / hash / cache.name;
+      base = home / "rekindle/artifacts" / hash / cache.name;
       options.environment.emplace_back(cache.variable, base.string());
     }
     caches.push_back(fmt::format("{}={}", cache.name, (base / cache.below).string()));
@@ -117,7 +130,7 @@ Result<void> add_artifacts_to(SupervisorOptions& options, const Settings& settin
       caches.push_back(text);
       continue;
     }
-    const auto usual = default_caches(hash, options);
+    TRY(const auto usual, default_caches(hash, options));
     caches.insert(caches.end(), usual.begin(), usual.end());
   }
   TRY_VOID(parse_cache_directories(caches));
@@ -186,7 +199,19 @@ Result<SupervisorOptions> to_options(const Settings& settings, const RunArgs& ar
   return options;
 }
 
+// A standby of another supervisor starts no worker before its turn.
+Result<void> wait_as_standby() {
+  const char* const name = std::getenv(ipc::kStandbyVariable);
+  if (name == nullptr || *name == '\0') return {};
+  TRY(const auto variables, ipc::wait_for_turn(name, TimePoint::max()));
+  for (const auto& [variable, value] : variables) {
+    (void)::setenv(variable.c_str(), value.c_str(), 1);
+  }
+  return {};
+}
+
 Result<int> run_command(const Settings& settings, const RunArgs& args) {
+  TRY_VOID(wait_as_standby());
   TRY(auto options, to_options(settings, args));
   Supervisor supervisor(std::move(options));
   return supervisor.run();

@@ -406,9 +406,12 @@ std::vector<UpdatedRank> ranks_of(const std::vector<const Span*>& spans, const T
   std::vector<UpdatedRank> ranks;
   for (const Span* span : spans) {
     UpdatedRank rank{span, text_of(*span, trace::kRank, "a rank"), tree.children(*span)};
-    rank.busy = rank.phases.empty() ? span->duration : time_in(rank.phases);
+    std::vector<const Span*> working;
     for (const Span* phase : rank.phases) {
-      if (phase->name == kResume) continue;
+      if (phase->name != kResume) working.push_back(phase);
+    }
+    rank.busy = rank.phases.empty() ? span->duration : time_in(working);
+    for (const Span* phase : working) {
       if (rank.last == nullptr || phase->end() > rank.last->end()) rank.last = phase;
     }
     ranks.push_back(std::move(rank));

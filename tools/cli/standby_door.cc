@@ -56,12 +56,19 @@ void StandbyDoor::serve() {
     // Every user of the host can reach an abstract socket.
     const auto peer = ipc::peer_of(waiter.get());
     if (!peer || !ipc::check_peer(*peer, {}, name_)) continue;
+    // The end of the stream says it.
+    if (turns_away_) continue;
     if (!turn_.empty()) {
       hand_over(waiter, turn_);
     } else if (waiters_.size() < kMostWaiters) {
       waiters_.push_back(std::move(waiter));
     }
   }
+}
+
+void StandbyDoor::turn_away() {
+  turns_away_ = true;
+  waiters_.clear();
 }
 
 void StandbyDoor::let_go(const ipc::Variables& variables) {

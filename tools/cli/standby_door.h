@@ -29,6 +29,8 @@ class StandbyDoor {
   void serve();
   // Lets those go that wait, and from now on every process that asks.
   void let_go(const ipc::Variables& variables);
+  // Tells those that wait, and every process that asks, that no turn will come.
+  void turn_away();
 
  private:
   StandbyDoor(std::string name, UniqueFd listener)
@@ -39,6 +41,7 @@ class StandbyDoor {
   std::vector<UniqueFd> waiters_;
   // Empty: the standby was not chosen yet.
   std::string turn_;
+  bool turns_away_ = false;
 };
 
 }  // namespace rekindle::cli

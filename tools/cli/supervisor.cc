@@ -274,7 +274,10 @@ void Supervisor::end_standbys() {
   if (standbys_.empty()) return;
   if (stop_signal_ == 0) {
     stop_signal_ = SIGTERM;
-    for (const Child& standby : standbys_) (void)::kill(standby.pid, SIGTERM);
+    for (const Child& standby : standbys_) {
+      standby.door->turn_away();
+      (void)::kill(standby.pid, SIGTERM);
+    }
   }
   kill_at_ = std::min(kill_at_, steady_now() + options_.kill_after);
   while (!standbys_.empty()) take_turn(TimePoint::max());
@@ -315,6 +318,10 @@ void Supervisor::pass_on(const signalfd_siginfo& signal) {
   if (stop_signal_ == 0 && stops) {
     stop_signal_ = number;
     kill_at_ = steady_now() + options_.kill_after;
+  }
+  // A process that waits may have a handler for the signal, and would wait on.
+  for (const Child& standby : standbys_) {
+    if (stops) standby.door->turn_away();
   }
   const bool everybodys = signal.ssi_code == SI_KERNEL && number != SIGHUP;
   if (everybodys) return;
