@@ -64,7 +64,8 @@ TEST_F(BenchFleet, EveryPairOfAWellFleetIsReadAndNothingIsLeft) {
 TEST_F(BenchFleet, ASlowSourceIsNamedAndWhy) {
   start({"a", "b"});
   fleet_.start_agent("c", {"--allow-drills", "--max-rate", "4MB"});
-  const auto answer = bench();
+  // On a busy machine the other reads differ by factors; the cap makes this one 1,000 times slower.
+  const auto answer = bench({"--under", "0.02"});
   EXPECT_EQ(answer.exit_code, 1) << answer.json << answer.err;
   EXPECT_THAT(answer.json["slow_or_broken"].get<Lines>(),
               Contains(AllOf(HasSubstr("every read from c is slow"), HasSubstr("--max-rate"))))

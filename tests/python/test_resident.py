@@ -46,9 +46,9 @@ def fleet(memory_directory, request):
 
 
 class Worker:
-    def __init__(self, fleet, node="a", model="m", **options):
+    def __init__(self, fleet, node="a", device=DEVICE, **options):
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(fleet.store(node)), model, DEVICE, json.dumps(options)],
+            [sys.executable, str(WORKER), str(fleet.store(node)), "m", device, json.dumps(options)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.ready = self._answer()
 
@@ -193,7 +193,7 @@ def test_a_worker_that_detaches_leaves_nothing(fleet):
 
 
 def test_a_rank_that_finds_its_copy_waits_for_one_that_does_not(fleet):
-    ranks = [{"instance": "i", "rank": rank, "world": 2} for rank in (0, 1)]
+    ranks = [{"instance": "i", "rank": rank, "world": 2, "device": f"double:{rank}"} for rank in (0, 1)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for worker in pool.map(lambda rank: Worker(fleet, **rank), ranks):
             worker.kill()
