@@ -497,10 +497,9 @@ async::Task<void> Residents::tell_drop(std::string name) {
 void Residents::note(const Copy& copy, std::string kind, std::string why) {
   Event event;
   event.kind = std::move(kind);
-  event.why = std::move(why);
+  event.why = why.empty() ? copy.identity.device : copy.identity.device + ": " + why;
   event.version = copy.identity.id;
   event.instance = copy.instance;
-  event.rung = copy.identity.device;
   events_.add(std::move(event));
 }
 
