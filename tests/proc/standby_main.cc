@@ -1,6 +1,6 @@
 // A worker program of `rekindle run --standby` for its tests. It starts up, waits for its turn, and
 // serves until it is told to end. It says on stdout, with its pid:
-//   started PID    turn PID FAILURES    lost PID: why
+//   started PID    turn PID FAILURES    lost PID: why    deaf PID (it ignores SIGTERM)
 // Arguments, each at most once: gate FILE (it starts up only once FILE is there), die FILE (as a
 // standby it exits with 7 before it waits while FILE is there), fail (exits with 9 once it has its
 // turn), stubborn (ignores SIGTERM), fds (says after `started` how many descriptors it has
@@ -65,7 +65,10 @@ int main(int argc, char** argv) {
     const auto found = std::ranges::find(words, word);
     return found == words.end() ? "" : *(found + 1);
   };
-  if (has("stubborn")) std::signal(SIGTERM, SIG_IGN);
+  if (has("stubborn")) {
+    std::signal(SIGTERM, SIG_IGN);
+    say("deaf " + std::to_string(::getpid()));
+  }
   const bool is_standby = !setting(rekindle::ipc::kStandbyVariable).empty();
   while (has("gate") && is_standby && !std::filesystem::exists(file_of("gate"))) {
     std::this_thread::sleep_for(10ms);

@@ -15,6 +15,7 @@ namespace rekindle::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // One `rekindle run --standby` with what its processes have said.
 class Standbys : public ::testing::Test {
@@ -181,9 +182,22 @@ TEST_F(Standbys, ASignalStopsThemAllAndTheExitCodeIsTheWorkers) {
   EXPECT_TRUE(all_are_gone());
 }
 
-TEST_F(Standbys, OnesThatDoNotStopAreKilled) {
-  start({"--standby", "1", "--kill-after", "300ms"}, {"stubborn"});
+TEST_F(Standbys, OnesThatWaitEndThoughTheyIgnoreTheSignal) {
+  start({"--standby", "1"}, {"stubborn"});
   ASSERT_TRUE(are_ready(1)) << run_->err();
+  run_->signal(SIGTERM);
+  ::kill(worker(), SIGKILL);
+  const auto exit = run_->wait();
+  ASSERT_TRUE(exit) << run_->err();
+  EXPECT_EQ(exit->code, 128 + SIGKILL);
+  EXPECT_THAT(run_->err(), Not(HasSubstr("did not stop")));
+  EXPECT_TRUE(all_are_gone());
+}
+
+TEST_F(Standbys, OnesThatDoNotStopAreKilled) {
+  start({"--standby", "1", "--kill-after", "300ms"},
+        {"stubborn", "gate", (files_ / "gate").string()});
+  ASSERT_TRUE(have_said("deaf", 2)) << run_->err();
   // The worker dies while `run` stops, and the standby stays.
   run_->signal(SIGTERM);
   ::kill(worker(), SIGKILL);
@@ -191,7 +205,7 @@ TEST_F(Standbys, OnesThatDoNotStopAreKilled) {
   ASSERT_TRUE(exit) << run_->err();
   EXPECT_EQ(exit->code, 128 + SIGKILL);
   EXPECT_THAT(run_->err(), HasSubstr("a standby did not stop"));
-  EXPECT_TRUE(all_are_gone());
+  for (const std::string& pid : said("deaf")) EXPECT_FALSE(alive(std::stoi(pid)));
 }
 
 TEST_F(Standbys, SignalsThatInformReachOnlyTheWorker) {

@@ -152,9 +152,13 @@ class QuietCaches {
     std::optional<std::vector<CacheFile>> last;
     TimePoint since;
     while (true) {
-      TRY(auto files, list_caches(directories));
       const bool ready = is_instance_ready(*agent_, instance_);
-      if (!ready || files.empty() || files != last) {
+      std::vector<CacheFile> files;
+      // Beside an engine that starts, nothing walks its caches.
+      if (ready) {
+        TRY(files, list_caches(directories));
+      }
+      if (files.empty() || files != last) {
         since = steady_now();
         last = std::move(files);
       } else if (steady_now() - since >= quiet_for_) {

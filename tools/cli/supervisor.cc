@@ -200,19 +200,22 @@ void Supervisor::start_companion() {
   if (!child) say(child.error().message());
 }
 
+void Supervisor::reap_companion() {
+  int status = 0;
+  if (companion_ <= 0 || ::waitpid(companion_, &status, WNOHANG) != companion_) return;
+  companion_ = -1;
+  const bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (fine || !supervising_ || stop_signal_ != 0) return;
+  say(fmt::format("{} {} {}", options_.companion[1], options_.companion[2], describe(status)));
+}
+
 void Supervisor::end_companion() {
-  if (companion_ == 0) return;
-  (void)::kill(companion_, SIGTERM);
+  if (companion_ > 0) (void)::kill(companion_, SIGTERM);
   const TimePoint give_up = steady_now() + kHelperGrace;
-  while (::waitpid(companion_, nullptr, WNOHANG) == 0) {
-    if (steady_now() >= give_up) {
-      (void)::kill(companion_, SIGKILL);
-      (void)::waitpid(companion_, nullptr, 0);
-      break;
-    }
-    take_turn(give_up);
+  while (companion_ > 0) {
+    if (steady_now() >= give_up) (void)::kill(companion_, SIGKILL);
+    take_turn(steady_now() >= give_up ? TimePoint::max() : give_up);
   }
-  companion_ = 0;
 }
 
 // --- standbys
@@ -352,6 +355,7 @@ void Supervisor::take_turn(TimePoint deadline) {
   }
   if (worker_ && worker_->door) worker_->door->serve();
   reap_standbys();
+  reap_companion();
   if (steady_now() < kill_at_) return;
   kill_at_ = TimePoint::max();
   say(fmt::format("{} did not stop within {} s: killed",

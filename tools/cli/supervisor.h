@@ -83,6 +83,7 @@ class Supervisor {
   Result<pid_t> start_helper(const std::vector<std::string>& words) const;
   void prepare();
   void start_companion();
+  void reap_companion();
   void end_companion();
   // Returns the worker's end.
   Result<End> run_once(int failures);
@@ -112,7 +113,7 @@ class Supervisor {
   worker::RestartPolicy standby_policy_;
   sigset_t watched_{};
   sigset_t before_{};
-  // Stays set when it has ended, until it is reaped. 0: none has started.
+  // 0: it has not started; -1: it has ended.
   pid_t companion_ = 0;
   // Standbys start only while the command runs.
   bool supervising_ = false;
