@@ -192,8 +192,10 @@ class Fleet:
     def replace(self, name, start):
         """Ends the process as an init system does, and starts its successor."""
         with self.publishing.get(name, contextlib.nullcontext()):
-            code = self.running[name].stop()
-            assert code == 0, f"code {code}: {self.running[name].said()}"
+            process = self.running[name]
+            code = process.stop()
+            crashed = process.release is OLD and code == -signal.SIGSEGV  # see revive()
+            assert code == 0 or crashed, f"code {code}: {process.said()}"
             return start()
 
     def try_command(self, release, *arguments):
@@ -207,9 +209,20 @@ class Fleet:
         assert done.returncode == 0 or away, f"{arguments} by {release.name}: {done.returncode}: {done.stderr}"
         return None if away else json.loads(done.stdout)
 
+    def revive(self):
+        """An agent of 0.1.0 may crash when a source that it reads from is replaced (mended in 0.2.0). An init system starts
+        it again."""
+        for name in self.AGENTS:
+            process = self.running.get(name)
+            if process and process.release is OLD and process.popen.poll() == -signal.SIGSEGV:
+                self.launch_agent(OLD, name)
+
     def command(self, release, *arguments):
         """Its answer. Repeated while a daemon that it needs is being replaced."""
-        return eventually(lambda: self.try_command(release, *arguments),
+        def answer():
+            self.revive()
+            return self.try_command(release, *arguments)
+        return eventually(answer,
                           lambda: f"{arguments} by {release.name} does not succeed: {self.last_error[arguments]}"
                                   f"{self.failed()}")
 

@@ -29,6 +29,9 @@ def serve():
 while True:
     try:
         serve()
-    except AGAIN as error:
+    except rekindle.Error as error:
+        # An agent of 0.1.0 takes a copy that another pull has just committed for a mistake of the worker.
+        if not isinstance(error, AGAIN) and "is already here" not in str(error):
+            raise
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         time.sleep(0.1)
