@@ -86,6 +86,11 @@ def engine(fleet: Fleet, config: pathlib.Path, device: str, port: int, resident:
         run.wait(PATIENCE_S)
 
 
+def standbys_ready(log: pathlib.Path) -> int:
+    """How many standbys have waited so far, by the log of `run`."""
+    return log.read_text().count("is ready after") if log.exists() else 0
+
+
 def wait_for(what: str, done) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not done():
@@ -128,18 +133,18 @@ def main() -> None:
             for _ in range(given.runs):
                 # A new engine each time: one that has died twice in a row starts later.
                 port = free_port()
+                log = fleet.directory / "run.log"
+                before = standbys_ready(log)
                 with engine(fleet, config, given.device, port, resident, standbys):
                     wait_for("the first engine", lambda port=port: token(port))
                     answers.add(token(port).split()[0])
-                    log = fleet.directory / "run.log"
                     if standbys:
-                        wait_for("the standby", lambda: log.read_text().count("is ready after") > seen[0])
+                        wait_for("the standby", lambda log=log, before=before: standbys_ready(log) > before)
                     runs.append(drill(fleet, port))
                     found, rung = token(port).split()
                     answers.add(found)
                     if (rung == "resident") != resident:
                         sys.exit(f"{way}: the successor got its weights from: {rung}")
-                seen[0] = log.read_text().count("is ready after")
             medians = {phase: statistics.median(run.get(phase, 0.0) for run in runs) for phase in (*PHASES, "all")}
             print(f"{way:10}" + "".join(f"{medians[phase]:12.3f}" for phase in medians), flush=True)
         if len(answers) != 1:
@@ -152,9 +157,6 @@ def main() -> None:
         fleet.close()
         shutil.rmtree(directory, ignore_errors=True)
 
-
-# Lines about standbys that are ready, in the log of `run` so far.
-seen = [0]
 
 if __name__ == "__main__":
     main()

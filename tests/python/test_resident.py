@@ -250,40 +250,32 @@ def test_release_gives_the_memory_back(fleet):
     assert not residents(fleet)
 
 
-def test_copies_of_workers_that_do_not_come_back_expire(memory_directory):
-    directory = memory_directory / "expire"
-    directory.mkdir()
-
-    class Impatient(Rekindle):
+@contextlib.contextmanager
+def fleet_that_keeps(directory, time_to_live):
+    """A fleet whose agents have this --resident-ttl, with m@1."""
+    class Other(Rekindle):
         def _daemon(self, role, *arguments):
-            more = ("--resident-ttl", "1ms") if role == "agent" else ()
+            more = ("--resident-ttl", time_to_live) if role == "agent" else ()
             return super()._daemon(role, *arguments, *more)
 
-    running = Impatient(directory)
+    directory.mkdir()
+    running = Other(directory)
     try:
         rekindle.publish(weights(1), "m@1", agent=running.store("a"))
+        yield running
+    finally:
+        running.close()
+
+
+def test_copies_of_workers_that_do_not_come_back_expire(memory_directory):
+    with fleet_that_keeps(memory_directory / "expire", "1ms") as running:
         with Worker(running) as first:
             assert residents(running)
             check(first.ready)
         assert eventually(lambda: not residents(running))
-    finally:
-        running.close()
 
 
 def test_an_agent_that_keeps_none_says_so(memory_directory):
-    directory = memory_directory / "none"
-    directory.mkdir()
-
-    class Unwilling(Rekindle):
-        def _daemon(self, role, *arguments):
-            more = ("--resident-ttl", "0s") if role == "agent" else ()
-            return super()._daemon(role, *arguments, *more)
-
-    running = Unwilling(directory)
-    try:
-        rekindle.publish(weights(1), "m@1", agent=running.store("a"))
-        with Worker(running) as first:
-            assert any("--resident-ttl 0" in line for line in first.ready["warned"])
-            assert first.ready["sum"] == total(1)
-    finally:
-        running.close()
+    with fleet_that_keeps(memory_directory / "none", "0s") as running, Worker(running) as first:
+        assert any("--resident-ttl 0" in line for line in first.ready["warned"])
+        assert first.ready["sum"] == total(1)
