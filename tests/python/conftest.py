@@ -150,6 +150,22 @@ def gpu_fleet(memory_directory, what):
         running.close()
 
 
+@contextlib.contextmanager
+def gpu_or_double_store(memory_directory, double, what):
+    """The store of an agent with this host's GPUs, or with doubles; `what`: as in gpu_fleet()."""
+    if not double:
+        with gpu_fleet(memory_directory, what) as running:
+            yield running.store("a")
+        return
+    directory = memory_directory / "double"
+    directory.mkdir()
+    running = Rekindle(directory)
+    try:
+        yield running.store("a")
+    finally:
+        running.close()
+
+
 @pytest.fixture(scope="module")
 def memory_directory():
     """On tmpfs, gone at the end."""

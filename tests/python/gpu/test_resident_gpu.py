@@ -17,7 +17,7 @@ import time
 
 import pytest
 import torch
-from conftest import PATIENCE_S, Rekindle, gpu_fleet
+from conftest import PATIENCE_S, gpu_or_double_store
 
 import rekindle as rk
 
@@ -35,15 +35,8 @@ WORKER = pathlib.Path(__file__).with_name("resident_worker.py")
 
 @pytest.fixture(scope="module")
 def store(memory_directory):
-    if DOUBLE:
-        directory = memory_directory / "double"
-        directory.mkdir()
-        running = Rekindle(directory)
-        yield running.store("a")
-        running.close()
-    else:
-        with gpu_fleet(memory_directory, "resident weights have not run on CUDA") as running:
-            yield running.store("a")
+    with gpu_or_double_store(memory_directory, DOUBLE, "resident weights have not run on CUDA") as store:
+        yield store
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import time
 
 import pytest
 import torch
-from conftest import PATIENCE_S, Rekindle, gpu_fleet
+from conftest import PATIENCE_S, gpu_or_double_store
 from torch import nn
 
 import rekindle as rk
@@ -36,15 +36,8 @@ class Layers(nn.Module):
 
 @pytest.fixture(scope="module")
 def store(memory_directory):
-    if DOUBLE:
-        directory = memory_directory / "double"
-        directory.mkdir()
-        running = Rekindle(directory)
-        yield running.store("a")
-        running.close()
-    else:
-        with gpu_fleet(memory_directory, "a staged update has not run on CUDA") as running:
-            yield running.store("a")
+    with gpu_or_double_store(memory_directory, DOUBLE, "a staged update has not run on CUDA") as store:
+        yield store
 
 
 @pytest.fixture(scope="module")
