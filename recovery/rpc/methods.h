@@ -57,6 +57,7 @@ template <> struct SignatureOf<LOCAL_RETIRE> : Signature<class LocalRetireReques
 template <> struct SignatureOf<LOCAL_PLAN> : Signature<class LocalPullRequest, class LocalPlanResponse> {};
 template <> struct SignatureOf<LOCAL_VERIFY> : Signature<class LocalVerifyRequest, class LocalVerifyResponse> {};
 template <> struct SignatureOf<LOCAL_RELEASE> : Signature<class LocalReleaseRequest, class LocalReleaseResponse> {};
+template <> struct SignatureOf<LOCAL_SWITCH> : Signature<class LocalSwitchRequest, class LocalSwitchResponse> {};
 template <> struct SignatureOf<DRILL> : Signature<class DrillRequest, class DrillResponse> {};
 template <> struct SignatureOf<FIND_TRACE> : Signature<class TraceRequest, class TraceResponse> {};
 // clang-format on
