@@ -28,5 +28,7 @@ def register() -> None:
         return
     from .loader import register_loader
     from .transfer import register_transfer
+    from .waiting import wait_in_standby
     register_loader()
     register_transfer()
+    wait_in_standby()
