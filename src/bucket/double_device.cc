@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "src/base/duplicate_fd.h"
+#include "src/base/failpoint.h"
 #include "src/base/units.h"
 #include "src/bucket/double_stream.h"
 
@@ -143,6 +144,11 @@ class DoubleDevice final : public Device {
   Result<UniqueFd> export_memory(Memory& memory) override {
     TRY(auto handle, share(memory));
     return std::move(handle.fd);
+  }
+  // Addresses of a double are plain pointers.
+  Result<void> reach_peer(Device& peer) override {
+    if (!is_double(peer.id())) return Device::reach_peer(peer);
+    return failpoint("double.reach_peer");
   }
 
  private:
