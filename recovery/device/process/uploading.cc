@@ -166,7 +166,7 @@ Result<void> Uploading::leave_direct(std::string why) {
 // Without a helper, the session uploads over its own link, as always.
 Result<void> Uploading::borrow_links() {
   has_asked_for_links_ = true;
-  // Fewer buckets arrive before it matters.
+  // Fewer buckets are queued already.
   if (means_.loans == nullptr || plan_->size() <= means_.slots.count()) return {};
   auto helped = std::make_unique<bucket::HelpedUpload>(means_.device, *plan_, *fetch_,
                                                        means_.slots.bucket_bytes);
@@ -227,7 +227,6 @@ std::uint64_t Uploading::refilled() const {
 // A fault of the direct reads, also bytes that are wrong twice, ends only these. So does a fault of
 // a helper.
 Result<bucket::Pipeline::State> Uploading::step(TimePoint now) {
-  if (complete_ && !direct_ && !has_asked_for_links_) TRY_VOID(borrow_links());
   auto given_back = helped_ != nullptr ? helped_->give_back() : Result<void>();
   auto state = given_back ? pipeline_->step(now)
                           : Result<bucket::Pipeline::State>(fail(std::move(given_back).error()));
@@ -289,6 +288,8 @@ Result<void> Uploading::deliver_all() {
     note_change(now);
     TRY_VOID(means_.worker.send(now));
     if (state == bucket::Pipeline::State::kDone) return end_helpers();
+    // The own link has work by now.
+    if (complete_ && !direct_ && !has_asked_for_links_) TRY_VOID(borrow_links());
     wait(state, now);
   }
 }
