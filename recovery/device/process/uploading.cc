@@ -202,6 +202,8 @@ Result<void> Uploading::leave_helpers() {
   helped_.reset();
   if (verify_ == nullptr) return {};
   refilled_before_ += verify_->refilled();
+  // It gives its memory on the device back before the next one asks for some.
+  verify_.reset();
   return start_verifying();
 }
 
