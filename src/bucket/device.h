@@ -170,6 +170,12 @@ class Device {
   }
   // Work that is queued from now on sees the writes of NICs that have completed.
   virtual Result<void> see_nic_writes() { return {}; }
+
+  // Lets the streams of this device write to memory of `peer`, which the same process has
+  // allocated. kUnavailable: the two have no link that is much faster than the link to the host.
+  virtual Result<void> reach_peer(Device& peer) {
+    return fail(ErrorCode::kUnavailable, "{} has no fast link to {}", id(), peer.id());
+  }
 };
 
 // One device's rank among the devices that spread bytes to each other, modelled on ncclComm_t. One

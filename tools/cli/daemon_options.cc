@@ -73,6 +73,9 @@ Result<device::GpuOptions> gpu_options(const Settings& settings, const AgentArgs
   if (!args.keep_rate.empty()) {
     TRY(options->keep_bytes_per_second, parse_size("--keep-rate", args.keep_rate));
   }
+  auto helpers = device::parse_helpers(args.gpu_helpers);
+  if (!helpers) return fail(std::move(helpers).error().with_context("--gpu-helpers"));
+  options->helpers = *helpers;
   options->verify_uploads = args.verify_gpu;
   if (args.verify_gpu && options->use == device::GpuOptions::Use::kNone) {
     return fail(ErrorCode::kInvalid, "--verify-gpu: --gpu none leaves nothing to verify");
@@ -392,6 +395,10 @@ void add_agent_options(Command& sub, AgentArgs& args) {
   sub.option("--gpu-bucket", args.gpu_bucket,
              "Bytes of a bucket if a worker asks for no size [64MiB]")
       .type_name("SIZE");
+  sub.option("--gpu-helpers", args.gpu_helpers,
+             "Idle GPUs, connected by NVLink, whose links to the host an upload to another GPU\n"
+             "uses as well: auto (up to 3), none, or at most so many [auto]")
+      .type_name("COUNT");
   sub.option("--gpu-wrapper", args.gpu_wrapper,
              "Words before the command of that process, for a debugger or a sanitizer [none]")
       .type_name("WORDS");

@@ -85,6 +85,7 @@ struct AgentArgs {
   std::string numa = "auto";
   std::string gpu = "auto";
   std::string gpu_bucket;
+  std::string gpu_helpers = "auto";
   std::string gpu_wrapper;
   std::string keep_rate;
   bool verify_gpu = false;
