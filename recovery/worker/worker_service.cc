@@ -46,7 +46,8 @@ Result<std::unique_ptr<WorkerService>> WorkerService::start(Host& host,
 
 WorkerService::WorkerService(Host& host, asio::any_io_executor executor, ServiceOptions options,
                              ReadyFiles files)
-    : executor_(std::move(executor)),
+    : host_(host),
+      executor_(std::move(executor)),
       options_(std::move(options)),
       tasks_(executor_),
       events_(executor_),
@@ -88,6 +89,11 @@ async::Task<void> WorkerService::close(std::chrono::milliseconds deadline) {
   co_await feeds_.close(deadline);
   co_await residents_.close(deadline);
   (void)co_await tasks_.close(deadline);
+}
+
+async::Task<Result<proto::LocalSwitchResponse>> WorkerService::switch_model(
+    proto::LocalSwitchRequest request) {
+  return worker::switch_model({host_, instances_, sessions_, orders_, events_}, std::move(request));
 }
 
 void WorkerService::on_arrival() {

@@ -19,6 +19,7 @@
 #include "recovery/worker/event_log.h"
 #include "recovery/worker/fleet_reporter.h"
 #include "recovery/worker/local_instances.h"
+#include "recovery/worker/model_switch.h"
 #include "recovery/worker/order_desk.h"
 #include "recovery/worker/publication_desk.h"
 #include "recovery/worker/residents.h"
@@ -94,6 +95,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   }
   Residents& residents() { return residents_; }
   OrderDesk& orders() { return orders_; }
+  async::Task<Result<proto::LocalSwitchResponse>> switch_model(proto::LocalSwitchRequest request);
   std::vector<SessionPtr> sessions_of(const std::string& instance) const {
     return sessions_.of_instance(instance);
   }
@@ -140,6 +142,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
                      std::vector<UniqueFd>& descriptors);
   async::Task<void> check_deadlines();
 
+  Host& host_;
   const boost::asio::any_io_executor executor_;
   const ServiceOptions options_;
   async::TaskGroup tasks_;
