@@ -1,6 +1,7 @@
 #include "recovery/worker/model_switch.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -90,14 +91,21 @@ Result<proto::LocalSwitchResponse> summary_of(const SwitchParts& parts, const Mo
   proto::LocalSwitchResponse response;
   *response.mutable_id() = rpc::to_proto(id);
   response.set_ranks(static_cast<std::uint32_t>(ranks.size()));
+  // The ranks that follow one that cannot are stale.
+  std::optional<std::size_t> failed;
   const proto::OrderResult* slowest = nullptr;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (!results[i]) {
-      return fail(results[i].error().code(), "rank {} of {} (pid {}): {}; {}", ranks[i]->rank(),
-                  instance, ranks[i]->client->pid(), results[i].error().message(),
-                  present_state(parts, instance));
+      if (!failed || results[*failed].error().code() == ErrorCode::kStale) failed = i;
+      continue;
     }
     if (slowest == nullptr || total_us(*results[i]) > total_us(*slowest)) slowest = &*results[i];
+  }
+  if (failed) {
+    const Session& rank = *ranks[*failed];
+    const Error& why = results[*failed].error();
+    return fail(why.code(), "rank {} of {} (pid {}): {}; {}", rank.rank(), instance,
+                rank.client->pid(), why.message(), present_state(parts, instance));
   }
   for (int i = 0; i < std::min(slowest->phases_size(), kMostPhases); ++i) {
     auto& phase = *response.add_phases();

@@ -1,7 +1,7 @@
 """A worker whose models take turns: `switch_process.py STORE DEVICE FIRST OPTIONS-AS-JSON`.
 
 It prints a line of JSON when it is ready and after each switch, and steps until its stdin ends. A line on stdin is done
-between two steps: `hang`, `rebind NAME`."""
+between two steps: `rebind NAME`."""
 import json
 import os
 import select
@@ -37,7 +37,7 @@ def build(name):
 def main():
     store, device, first = sys.argv[1:4]
     options = json.loads(sys.argv[4])
-    dies_at = options.pop("dies_at", None)
+    dies_at, hangs_at = options.pop("dies_at", None), options.pop("hangs_at", None)
     warned = []
     warnings.showwarning = lambda message, *rest, **more: warned.append(str(message))
     drained = []
@@ -46,6 +46,8 @@ def main():
         drained.append(models.name)
         if models.name == dies_at:
             os._exit(9)
+        if models.name == hangs_at:
+            time.sleep(600)
 
     def answer():
         model = models.model
@@ -67,8 +69,6 @@ def main():
                 word, *rest = (sys.stdin.readline() or "end").split()
                 if word == "end":
                     return
-                if word == "hang":
-                    time.sleep(600)
                 if word == "rebind":
                     module = models._modules[rest[0]]
                     module.first.weight.data = module.first.weight.data.clone()
