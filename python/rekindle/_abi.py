@@ -21,6 +21,7 @@ API_VERSION = 1
 OK = 0
 TIMEOUT = 3
 EXHAUSTED = 7
+UNAVAILABLE = 9
 FILE_PREFIX = "__rekindle_file__/"
 
 

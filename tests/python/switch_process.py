@@ -1,10 +1,8 @@
 """A worker whose models take turns: `switch_process.py STORE DEVICE FIRST OPTIONS-AS-JSON`.
 
-It prints a line of JSON when it is ready and after each switch, and steps until its stdin ends. A line on stdin is done
-between two steps: `rebind NAME`."""
+It prints a line of JSON when it is ready and after each switch."""
 import json
 import os
-import select
 import sys
 import time
 import warnings
@@ -37,7 +35,8 @@ def build(name):
 def main():
     store, device, first = sys.argv[1:4]
     options = json.loads(sys.argv[4])
-    dies_at, hangs_at = options.pop("dies_at", None), options.pop("hangs_at", None)
+    dies_at, hangs_at, fails_at, rebinds = (
+        options.pop(key, None) for key in ("dies_at", "hangs_at", "fails_at", "rebinds"))
     warned = []
     warnings.showwarning = lambda message, *rest, **more: warned.append(str(message))
     drained = []
@@ -48,6 +47,8 @@ def main():
             os._exit(9)
         if models.name == hangs_at:
             time.sleep(600)
+        if models.name == fails_at:
+            raise RuntimeError("requests do not end")
 
     def answer():
         model = models.model
@@ -64,15 +65,11 @@ def main():
                                        device=device, agent=store, **options)
         models.switch(first)
         answer()
+        if rebinds:
+            module = models._modules[rebinds]
+            module.first.weight.data = module.first.weight.data.clone()
         while True:
-            if select.select([sys.stdin], [], [], 0)[0]:
-                word, *rest = (sys.stdin.readline() or "end").split()
-                if word == "end":
-                    return
-                if word == "rebind":
-                    module = models._modules[rest[0]]
-                    module.first.weight.data = module.first.weight.data.clone()
-            if models.follow(0.02, drain):
+            if models.follow(1.0, drain):
                 answer()
 
 

@@ -352,7 +352,8 @@ class Models:
             if session._device is None:
                 raise InvalidError("resident parameters need a device: give device=")
             self._block = _resident.allocate(session._native, session._device, self._bytes)
-        return self._block.bytes
+        arena: torch.Tensor = self._block.bytes
+        return arena
 
     _sealed: sessions.Session | None = None
 
