@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _abi, _attaching, _files, _loading, errors
+from . import _abi, _attaching, _files, _loading, errors, orders
 from ._attaching import Request, Shard, Spec
 from ._device import DeviceLike, resolve
 from ._listing import Listing
@@ -346,6 +346,13 @@ class Session:
         except errors.TimeoutError:
             return None
         return version.value
+
+    def next_order(self, timeout: float | None = 0.0) -> "orders.Order | None":
+        """Waits for an order of the agent, such as that of `rekindle switch`. None: there was none
+        for `timeout` seconds. Call it between two steps, also with 0: the agent gives the order
+        when every rank that gets it has called, and later calls find it. UnavailableError: the
+        agent is older and gives no orders."""
+        return orders.wait_for(self, self._native, timeout)
 
     # --- the end
 

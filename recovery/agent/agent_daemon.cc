@@ -285,6 +285,16 @@ Result<void> Daemon::listen_control() {
                                                             request.device(), "was released"));
         co_return response;
       });
+  rpc::handle<proto::LOCAL_SWITCH>(*local_server_,
+                                   [this](rpc::Peer, proto::LocalSwitchRequest request,
+                                          rpc::Events) -> Task<Result<proto::LocalSwitchResponse>> {
+                                     if (workers_ == nullptr) {
+                                       co_return fail(ErrorCode::kUnavailable,
+                                                      "this agent is still starting; try again");
+                                     }
+                                     auto switching = workers_->switch_model(std::move(request));
+                                     co_return co_await std::move(switching);
+                                   });
   peers_->install(*server_);
   core_->joint().install(*server_);
   install_status();

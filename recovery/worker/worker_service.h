@@ -19,6 +19,8 @@
 #include "recovery/worker/event_log.h"
 #include "recovery/worker/fleet_reporter.h"
 #include "recovery/worker/local_instances.h"
+#include "recovery/worker/model_switch.h"
+#include "recovery/worker/order_desk.h"
 #include "recovery/worker/publication_desk.h"
 #include "recovery/worker/residents.h"
 #include "recovery/worker/round_driver.h"
@@ -92,6 +94,11 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
     residents_.add_status(status);
   }
   Residents& residents() { return residents_; }
+  OrderDesk& orders() { return orders_; }
+  async::Task<Result<proto::LocalSwitchResponse>> switch_model(proto::LocalSwitchRequest request);
+  std::vector<SessionPtr> sessions_of(const std::string& instance) const {
+    return sessions_.of_instance(instance);
+  }
   // WorkerSessions::kill().
   Result<std::uint32_t> kill(const std::string& instance, std::uint32_t rank, bool dry_run) const {
     return sessions_.kill(instance, rank, dry_run);
@@ -135,6 +142,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
                      std::vector<UniqueFd>& descriptors);
   async::Task<void> check_deadlines();
 
+  Host& host_;
   const boost::asio::any_io_executor executor_;
   const ServiceOptions options_;
   async::TaskGroup tasks_;
@@ -143,6 +151,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   EventLog events_;
   LocalInstances instances_;
   VersionFeeds feeds_;
+  OrderDesk orders_;
   Residents residents_;
   WorkerSessions sessions_;
   RoundDriver rounds_;

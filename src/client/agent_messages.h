@@ -107,11 +107,20 @@ struct SealResidentRequest {
   std::vector<std::uint64_t> block_bytes;
 };
 
+struct WatchOrdersRequest {};
+struct OrderResultRequest {
+  std::uint64_t order = 0;
+  // Unset: done.
+  std::optional<Error> error;
+  std::vector<PhaseTime> phases;
+};
+
 // In the order of the numbers of WorkerFrame.kind.
-using Request = std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest,
-                             WatchRequest, PingRequest, PublishBeginRequest, PublishCommitRequest,
-                             PublishAbandonRequest, UpdateRequest, PublishWrittenRequest,
-                             BeginSwitchRequest, PhasesReport, SealResidentRequest>;
+using Request =
+    std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest, WatchRequest,
+                 PingRequest, PublishBeginRequest, PublishCommitRequest, PublishAbandonRequest,
+                 UpdateRequest, PublishWrittenRequest, BeginSwitchRequest, PhasesReport,
+                 SealResidentRequest, WatchOrdersRequest, OrderResultRequest>;
 
 struct RequestHeader {
   std::uint64_t call = 0;
@@ -130,6 +139,8 @@ struct HelloReply {
   std::uint32_t silence_ms = 0;
   // The agent takes a SealResidentRequest.
   bool keeps_residents = false;
+  // It takes a WatchOrdersRequest.
+  bool gives_orders = false;
 };
 // The descriptors are the blocks.
 struct ResidentReply {
@@ -190,10 +201,25 @@ struct UpdatedReply {
   std::vector<PhaseSummary> phases;
 };
 
+struct DamagedResident {
+  std::vector<std::string> tensors;
+};
+struct ServeVersion {
+  std::string model;
+  bool latest = false;
+  std::uint64_t version = 0;
+};
+// At most one of the kinds. None: an agent of a later release wants something else.
+struct OrderReply {
+  std::uint64_t number = 0;
+  std::optional<DamagedResident> damaged;
+  std::optional<ServeVersion> serve;
+};
+
 // In the order of the numbers of AgentFrame.kind.
 using Reply =
     std::variant<std::monostate, HelloReply, AttachedReply, TilesReady, CommittedReply, NewVersion,
-                 PongReply, PublishBegunReply, PublishedReply, DoneReply, UpdatedReply>;
+                 PongReply, PublishBegunReply, PublishedReply, DoneReply, UpdatedReply, OrderReply>;
 
 struct AgentMessage {
   // 0: an event of `session`.

@@ -455,6 +455,33 @@ RK_API int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t*
   });
 }
 
+RK_API int32_t rk_watch_order(rk_session* session, int64_t timeout_ms, rk_order* order,
+                              rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(const auto deadline, deadline_in(timeout_ms));
+    if (order == nullptr || order->size < sizeof order->size) {
+      return fail(ErrorCode::kInvalid, "`order` is null, or its `size` is not set");
+    }
+    TRY(const rk_order got, object.watch_order(deadline));
+    fill_known(got, *order);
+    return {};
+  });
+}
+
+RK_API int32_t rk_order_done(rk_session* session, uint64_t number, int32_t code, const char* why,
+                             const rk_phase* phases, size_t count, rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(PhasesReport report, phases_of(phases, count));
+    if (code < RK_OK || code > RK_INTERNAL) {
+      return fail(ErrorCode::kInvalid, "the outcome of order {} is {}, which is no code", number,
+                  code);
+    }
+    std::optional<Error> failed;
+    if (code != RK_OK) failed.emplace(static_cast<ErrorCode>(code - 1), text(why));
+    return object.order_done(number, std::move(failed), std::move(report.phases));
+  });
+}
+
 RK_API void rk_detach(rk_session* session) {
   end_handle(session, [](Session& object) { object.end(); });
 }

@@ -354,6 +354,38 @@ RK_API int32_t rk_wait_commit(rk_session* session, int64_t timeout_ms, rk_error*
  * begins. Attach again to get it, with the next generation if the instance has several ranks. */
 RK_API int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t* version,
                               rk_error* error);
+
+/* What the agent wants of this worker. */
+typedef enum rk_order_kind {
+  /* Stop serving, load `model` in place of the present version, and serve it. */
+  RK_ORDER_SERVE = 1,
+  /* Some bytes of the worker's resident copy are wrong. */
+  RK_ORDER_MEND = 2
+} rk_order_kind;
+typedef struct rk_order {
+  /* Set by the caller. */
+  uint32_t size;
+  /* An rk_order_kind. Another number: an order of a later release, to be answered with
+   * RK_UNAVAILABLE. */
+  uint32_t kind;
+  uint64_t number;
+  /* RK_ORDER_SERVE: "qwen3@42"; "qwen3": the newest version. */
+  const char* model;
+  /* RK_ORDER_MEND: names of tensors. */
+  const char* const* tensors;
+  size_t tensor_count;
+} rk_order;
+/* Waits for an order to this committed session, and fills `order`. Call it between two steps, with
+ * `timeout_ms` 0 if it must not wait. The agent then gives the order when every rank that gets it
+ * has called. Strings live until the next call. RK_TIMEOUT: there is none yet. RK_UNAVAILABLE: the
+ * agent is older and gives no orders. */
+RK_API int32_t rk_watch_order(rk_session* session, int64_t timeout_ms, rk_order* order,
+                              rk_error* error);
+/* Answers an order, on the session that got it, which may have ended meanwhile but is not detached.
+ * `code`: RK_OK, or why the worker has not carried the order out, with a line in `why`. `phases`:
+ * how long each step took. RK_STALE: the agent waits for no such answer. */
+RK_API int32_t rk_order_done(rk_session* session, uint64_t number, int32_t code, const char* why,
+                             const rk_phase* phases, size_t count, rk_error* error);
 /* Ends the session and unmaps its tensors. NULL does nothing. */
 RK_API void rk_detach(rk_session* session);
 

@@ -166,8 +166,10 @@ class StagedVersion:
 
 
 class _Declared(NamedTuple):
-    """A version that fits a module. `attach`: its argument says whether the session is staged."""
-    attach: Callable[[bool], sessions.Session]
+    """A version that fits a module. `attach`: its argument says whether the session is staged;
+    keywords replace options of `rekindle.attach`."""
+    version: int
+    attach: Callable[..., sessions.Session]
     fill: Callable[[sessions.Session], None]
 
 
@@ -184,16 +186,16 @@ def _declare(model: nn.Module, name: str | None, version: str | int | None, stri
     fit.check_quantization()
     plan = _planned(model, name, number, fit, strict, convert, load_timeout, options)
 
-    def attach(staged: bool) -> sessions.Session:
+    def attach(staged: bool, **more: Any) -> sessions.Session:
         stream = {} if not staged else side_stream(plan.options.get("device"))
-        return sessions.attach(name, number, staged=staged, **{**plan.options, **stream})
+        return sessions.attach(name, number, staged=staged, **{**plan.options, **stream, **more})
 
     def fill(session: sessions.Session) -> None:
         plan.fill(session)
         _filled[model] = contents
         session.after_commit(lambda: residents.seal(model, session))
 
-    return _Declared(attach, fill)
+    return _Declared(number, attach, fill)
 
 
 def _planned(model: nn.Module, name: str, number: int, fit: Fit, strict: bool, convert: bool,
