@@ -261,6 +261,14 @@ def test_a_new_keeper_gets_the_copies_of_workers_that_live(fleet):
         assert [copy["id"] for copy in residents(fleet)] == ["m@2"]
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_worker_that_dies_right_after_the_keeper_still_leaves_its_copy(fleet, shared):
+    with Worker(fleet, shared=shared):
+        os.kill(keeper_of(fleet), signal.SIGKILL)
+    with Worker(fleet, shared=shared) as second:
+        check(second.ready, rung="resident")
+
+
 def test_the_copy_of_a_dead_worker_ends_with_its_keeper(fleet):
     with Worker(fleet):
         pass
@@ -489,6 +497,27 @@ def test_an_agent_that_keeps_none_says_so(memory_directory):
     with fleet_with(memory_directory / "none", "--resident-ttl", "0s") as running, Worker(running) as first:
         assert any("--resident-ttl 0" in line for line in first.ready["warned"])
         assert first.ready["sum"] == total(1)
+
+
+def test_an_agent_uses_the_keeper_of_another_container_and_starts_none(memory_directory):
+    with fleet_with(memory_directory / "outside", "--external-keeper") as running:
+        with Worker(running) as first:
+            assert any("keeper" in line for line in first.ready["warned"])
+            assert keeper_of(running) is None
+        keeper = subprocess.Popen([BINARY, "keeper", "--directory", f"{running.store('a')}/agent"],
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            assert eventually(lambda: (running.store("a") / "agent/keeper.sock").exists())
+            with Worker(running) as second:
+                check(second.ready, rung="local")
+                running.kill_agent("a")
+                running.start_agent("a")
+            with Worker(running) as third:
+                check(third.ready, rung="resident")
+            assert keeper_of(running) == keeper.pid
+        finally:
+            keeper.kill()
+            keeper.wait(PATIENCE_S)
 
 
 STRANGER = 65534
