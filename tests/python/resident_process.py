@@ -1,8 +1,7 @@
 """A worker whose parameters outlive it: `resident_process.py STORE MODEL DEVICE OPTIONS-AS-JSON`.
 
 It prints a line of JSON when it is ready, then obeys lines on stdin, and answers each with a line:
-`show`, `scribble`, `update VERSION`, `stage VERSION`, `rebind`, `fork`,
-`detach`."""
+`show`, `scribble`, `update VERSION`, `stage VERSION [host]`, `rebind`, `fork`, `detach`."""
 import json
 import os
 import sys
@@ -73,8 +72,9 @@ def main():
                 before, session = session, load(int(rest[0]))
                 before.close()
             elif word == "stage":
-                with rekindle.torch.stage(model, name, int(rest[0]), device=device,
-                                          agent=store) as staged:
+                where_to = {} if rest[1:] == ["host"] else {"device": device}
+                with rekindle.torch.stage(model, name, int(rest[0]), agent=store,
+                                          **where_to) as staged:
                     before, session = session, staged.switch()
                 before.close()
             elif word == "rebind":
