@@ -45,7 +45,7 @@ class AttachOptions(ctypes.Structure):
                 ("world", c_uint32), ("fallback_dir", c_char_p), ("timeout_ms", c_int64),
                 ("device", c_char_p), ("stream", c_void_p), ("bucket_bytes", c_uint64),
                 ("group", c_char_p), ("staged", c_uint32), ("traceparent", c_char_p),
-                ("resident_key", c_char_p)]
+                ("resident_key", c_char_p), ("resident_shared", c_uint32)]
 
 
 class SessionInfo(ctypes.Structure):
@@ -171,6 +171,7 @@ _PROTOTYPES = {
     "rk_wait_update": (c_int32, _HANDLE, c_int64, POINTER(c_uint64), _ERROR),
     "rk_block_allocate": (c_int32, _HANDLE, c_uint64, _OUT_HANDLE, _ERROR),
     "rk_block_memory": (c_int32, _HANDLE, _OUT_HANDLE, POINTER(c_uint64), _ERROR),
+    "rk_block_set_read_only": (c_int32, _HANDLE, c_uint32, _ERROR),
     "rk_block_free": (None, _HANDLE),
     "rk_resident": (c_int32, _HANDLE, _OUT_HANDLE, POINTER(c_uint64), _COUNT, _ERROR),
     "rk_resident_open": (c_int32, _HANDLE, _OUT_HANDLE, c_size_t, _ERROR),

@@ -29,6 +29,7 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
            device: DeviceLike = None, stream: "torch.cuda.Stream | int | None" = None,
            bucket_bytes: int = 0, fallback_dir: str | os.PathLike[str] | None = None,
            staged: bool = False, resident_key: str | None = None,
+           resident_shared: bool = False,
            agent: str | os.PathLike[str] | None = None, timeout: float | None = 10.0) -> "Session":
     """Attaches this process to a model's weights on the agent of this host.
 
@@ -43,6 +44,7 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
     version. `staged`: the session has no rank of the instance before `begin_switch`, so that the
     instance stays ready with the version that it serves. `resident_key`: takes the resident copy
     with this key and nothing else; NotFoundError or UnavailableError says why there is none.
+    `resident_shared`: one that several workers read at the same time; this process only reads it.
     `agent`: the agent's store directory. `timeout`: seconds until the version and its sources are
     known; None: without end. Missing arguments come from the environment that `rekindle run` sets.
 
@@ -60,7 +62,8 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
         _attaching.model_version(model, version), text, boxes, _attaching.spec_json(spec),
         instance if instance is not None else _attaching.environment("INSTANCE"),
         _attaching.number(generation, "GENERATION", 0), _attaching.number(rank, "RANK", 0), world,
-        group, fallback_dir, resolve(device, stream), bucket_bytes, staged, resident_key)
+        group, fallback_dir, resolve(device, stream), bucket_bytes, staged, resident_key,
+        resident_shared)
     store = agent if agent is not None else _attaching.environment("STORE")
     return Session(request, store, timeout)
 

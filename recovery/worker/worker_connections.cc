@@ -167,6 +167,11 @@ void WorkerConnections::on_frame(const ClientPtr& client, proto::WorkerFrame fra
   events_.on_call(client, std::move(frame), std::move(descriptors));
 }
 
+bool WorkerConnections::has(pid_t pid) const {
+  return std::ranges::any_of(clients_,
+                             [pid](const auto& client) { return static_cast<pid_t>(client.second->pid()) == pid; });
+}
+
 namespace {
 
 // The kernel has no number for a process of a PID namespace that this process does not see. What

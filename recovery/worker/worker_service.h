@@ -67,6 +67,8 @@ struct ServiceOptions {
   bool verify_uploads = false;                        // on the device, by the device process
   // Of a resident copy without a worker. 0: this agent keeps none.
   std::chrono::milliseconds resident_time_to_live{};
+  // Starts a keeper of resident copies where none runs.
+  bool starts_keeper = true;
   // Outlives the service. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
   // Outlives the service. nullptr: recoveries leave no spans.

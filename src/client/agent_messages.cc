@@ -74,7 +74,8 @@ constexpr auto fields_of(const AttachRequest*) {
                 field(10, &Attach::world), field(11, &Attach::fallback_dir),
                 field(13, &Attach::device), field(14, &Attach::bucket_bytes),
                 field(15, &Attach::group), field(16, &Attach::staged),
-                field(17, &Attach::traceparent), field(18, &Attach::resident_key));
+                field(17, &Attach::traceparent), field(18, &Attach::resident_key),
+                field(19, &Attach::resident_shared));
 }
 constexpr auto fields_of(const PhaseTime*) {
   return fields(field(1, &PhaseTime::name), field(2, &PhaseTime::elapsed_us));
@@ -107,7 +108,8 @@ constexpr auto fields_of(const PhasesReport*) {
 }
 constexpr auto fields_of(const SealResidentRequest*) {
   return fields(field(1, &SealResidentRequest::key), field(2, &SealResidentRequest::description),
-                field(3, &SealResidentRequest::block_bytes));
+                field(3, &SealResidentRequest::block_bytes),
+                field(5, &SealResidentRequest::shared));
 }
 constexpr auto fields_of(const WatchOrdersRequest*) { return fields(); }
 constexpr auto fields_of(const OrderResultRequest*) {
@@ -123,7 +125,8 @@ constexpr auto fields_of(const HelloReply*) {
                 field(6, &HelloReply::keeps_residents), field(7, &HelloReply::gives_orders));
 }
 constexpr auto fields_of(const ResidentReply*) {
-  return fields(field(1, &ResidentReply::description), field(2, &ResidentReply::block_bytes));
+  return fields(field(1, &ResidentReply::description), field(2, &ResidentReply::block_bytes),
+                field(3, &ResidentReply::shared));
 }
 constexpr auto fields_of(const AttachedReply*) {
   using Attached = AttachedReply;

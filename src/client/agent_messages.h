@@ -53,6 +53,8 @@ struct AttachRequest {
   std::string traceparent;
   // The worker takes the resident copy with this key and nothing else; "": it takes none.
   std::string resident_key;
+  // It only reads that copy, as other workers do at the same time.
+  bool resident_shared = false;
 };
 // A phase of an update, and how long it took.
 struct PhaseTime {
@@ -105,6 +107,8 @@ struct SealResidentRequest {
   std::string key;
   std::string description;
   std::vector<std::uint64_t> block_bytes;
+  // The worker only reads the blocks from now on.
+  bool shared = false;
 };
 
 struct WatchOrdersRequest {};
@@ -146,6 +150,8 @@ struct HelloReply {
 struct ResidentReply {
   std::string description;
   std::vector<std::uint64_t> block_bytes;
+  // Other workers read the blocks.
+  bool shared = false;
 };
 struct AttachedReply {
   ModelVersion id;

@@ -156,6 +156,7 @@ Result<AttachRequest> attach_request_of(const rk_attach_options& options) {
   request.staged = options.staged != 0;
   request.traceparent = traceparent_of(options);
   request.resident_key = text(options.resident_key);
+  request.resident_shared = options.resident_shared != 0;
   if (request.rank >= request.world) {
     return fail(ErrorCode::kInvalid, "rank {} of {}: ranks count from 0", request.rank,
                 request.world);

@@ -53,7 +53,8 @@ Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> con
   const bool is_resident = !attached->resident.block_bytes.empty();
   if (is_resident) {
     resident = {std::move(attached->resident.description),
-                std::move(attached->resident.block_bytes), std::move(answer.descriptors)};
+                std::move(attached->resident.block_bytes), std::move(answer.descriptors),
+                attached->resident.shared};
     answer.descriptors.clear();
   }
   // With a device, the segments are mapped where they are uploaded, if this process does that.
@@ -461,8 +462,9 @@ Result<std::vector<WorkerBlock>> Session::open_resident() {
   for (std::size_t i = 0; i < files.size(); ++i) {
     WorkerBlock& block = opened.emplace_back();
     TRY(block.device, block_device());
-    TRY(block.block,
-        block.device->open_block(files[i], resident_.block_bytes[i], bucket::Access::kWrite));
+    TRY(block.block, block.device->open_block(
+                         files[i], resident_.block_bytes[i],
+                         resident_.shared ? bucket::Access::kRead : bucket::Access::kWrite));
   }
   return opened;
 }
@@ -474,7 +476,16 @@ Result<void> Session::seal_resident(std::string key, std::string description,
     return fail(ErrorCode::kUnavailable,
                 "the agent keeps no resident copies: it is older, or has --resident-ttl 0");
   }
-  SealResidentRequest request{std::move(key), std::move(description), {}};
+  const auto is_read = [](const WorkerBlock* block) {
+    return block->block->access() == bucket::Access::kRead;
+  };
+  const bool shared = std::ranges::all_of(blocks, is_read);
+  if (!shared && std::ranges::any_of(blocks, is_read)) {
+    return fail(ErrorCode::kInvalid,
+                "some blocks of a resident copy are for reading only: make that all of them, or "
+                "none");
+  }
+  SealResidentRequest request{std::move(key), std::move(description), {}, shared};
   std::vector<UniqueFd> files;
   for (const WorkerBlock* const block : blocks) {
     request.block_bytes.push_back(block->block->bytes());

@@ -51,7 +51,8 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
                         .bucket_bytes = std::uint64_t{1} << 40,
                         .group = "chat",
                         .traceparent = "00-4b",
-                        .resident_key = "torch 2"};
+                        .resident_key = "torch 2",
+                        .resident_shared = true};
   auto attach = parsed({2, 3, 4000}, request);
   EXPECT_EQ(attach.session(), 3u);
   EXPECT_EQ(attach.deadline_ms(), 4000u);
@@ -74,6 +75,7 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
   EXPECT_EQ(attach.attach().group(), "chat");
   EXPECT_EQ(attach.attach().traceparent(), "00-4b");
   EXPECT_EQ(attach.attach().resident_key(), "torch 2");
+  EXPECT_TRUE(attach.attach().resident_shared());
   request.latest = false;
   request.version = 9;
   attach = parsed({2, 3, 4000}, request);
@@ -93,9 +95,10 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
   EXPECT_TRUE(parsed({6, 1, 0}, PublishCommitRequest{}).has_publish_commit());
   EXPECT_TRUE(parsed({6, 1, 0}, PublishAbandonRequest{}).has_publish_abandon());
   const auto seal =
-      parsed({6, 1, 0}, SealResidentRequest{"key", "places", {std::uint64_t{1} << 33, 7}});
+      parsed({6, 1, 0}, SealResidentRequest{"key", "places", {std::uint64_t{1} << 33, 7}, true});
   EXPECT_EQ(seal.seal_resident().key(), "key");
   EXPECT_EQ(seal.seal_resident().description(), "places");
+  EXPECT_TRUE(seal.seal_resident().shared());
   EXPECT_THAT(seal.seal_resident().block_bytes(), ElementsAre(std::uint64_t{1} << 33, 7));
   EXPECT_TRUE(parsed({6, 1, 0}, WatchOrdersRequest{}).has_watch_orders());
   const auto result =
@@ -136,6 +139,7 @@ TEST(AgentMessages, RepliesOfTheGeneratedCodeAreRead) {
   attached.set_device_channel(true);
   attached.set_no_device_channel("a MIG slice");
   attached.mutable_resident()->set_description("places");
+  attached.mutable_resident()->set_shared(true);
   attached.mutable_resident()->add_block_bytes(std::uint64_t{1} << 33);
   const std::string bytes = frame.SerializeAsString();
   auto message = decode(bytes);
@@ -154,6 +158,7 @@ TEST(AgentMessages, RepliesOfTheGeneratedCodeAreRead) {
   EXPECT_TRUE(reply.device_channel);
   EXPECT_EQ(reply.no_device_channel, "a MIG slice");
   EXPECT_EQ(reply.resident.description, "places");
+  EXPECT_TRUE(reply.resident.shared);
   EXPECT_THAT(reply.resident.block_bytes, ElementsAre(std::uint64_t{1} << 33));
 
   frame.mutable_hello()->set_protocol(1);

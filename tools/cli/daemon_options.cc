@@ -253,6 +253,7 @@ agent::AgentOptions agent_options(const Settings& settings, const AgentArgs& arg
   problems.take("load-timeout", options.load_timeout, load_timeout(args));
   problems.take("resident-ttl", options.resident_time_to_live,
                 parse_duration("--resident-ttl", args.resident_ttl));
+  options.starts_keeper = !args.external_keeper;
   problems.take("scrub", options.scrub, scrub_interval(args));
   problems.take("numa", options.numa, numa_policy(args));
   problems.take("gpu", options.gpu, gpu_options(settings, args));
@@ -373,6 +374,9 @@ void add_agent_options(Command& sub, AgentArgs& args) {
              "How long the parameters of a dead worker stay in GPU memory for its successor; 0:\n"
              "workers cannot leave any [2min]")
       .type_name("TIME");
+  sub.flag("--external-keeper", args.external_keeper,
+           "Start no process that holds these parameters: another container runs\n"
+           "`rekindle keeper --directory DIR/agent` [off]");
   sub.option("--allow-uid", args.allow_uids,
              "Also serve workers of this user; repeat, or separate several by commas. They may\n"
              "pass through the store's directory (mode 0711), and they trust an agent of root\n"
