@@ -15,7 +15,7 @@ constexpr std::array kKinds{
     "joined",      "spreading",     "spread",    "alone",    "direct",
     "not_direct",  "device_failed", "ready",     "unfit",    "forgotten",
     "copy_rotten", "copy_mended",   "copy_lost", "resident", "resident_dropped",
-    "no_resident", "other",
+    "resident_damaged", "resident_mended", "no_resident", "other",
 };
 
 }  // namespace

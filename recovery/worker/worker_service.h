@@ -20,6 +20,7 @@
 #include "recovery/worker/fleet_reporter.h"
 #include "recovery/worker/local_instances.h"
 #include "recovery/worker/publication_desk.h"
+#include "recovery/worker/resident_scrub.h"
 #include "recovery/worker/residents.h"
 #include "recovery/worker/round_driver.h"
 #include "recovery/worker/version_feed.h"
@@ -65,6 +66,8 @@ struct ServiceOptions {
   bool verify_uploads = false;                        // on the device, by the device process
   // Of a resident copy without a worker. 0: this agent keeps none.
   std::chrono::milliseconds resident_time_to_live{};
+  // How long a pass over all resident copies takes. 0: they are not read again.
+  std::chrono::milliseconds resident_scrub{};
   // Outlives the service. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
   // Outlives the service. nullptr: recoveries leave no spans.
@@ -92,6 +95,8 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
     residents_.add_status(status);
   }
   Residents& residents() { return residents_; }
+  const ResidentTotals& resident_totals() const { return residents_.totals(); }
+  void set_resident_scrub(std::chrono::milliseconds every) { resident_scrub_.set_interval(every); }
   // WorkerSessions::kill().
   Result<std::uint32_t> kill(const std::string& instance, std::uint32_t rank, bool dry_run) const {
     return sessions_.kill(instance, rank, dry_run);
@@ -144,6 +149,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   LocalInstances instances_;
   VersionFeeds feeds_;
   Residents residents_;
+  ResidentScrub resident_scrub_;
   WorkerSessions sessions_;
   RoundDriver rounds_;
   DirectDriver direct_;

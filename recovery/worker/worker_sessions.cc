@@ -307,6 +307,30 @@ async::Task<void> WorkerSessions::seal(SessionPtr session, proto::WorkerFrame fr
                                : error_frame(frame.call(), session->id(), sealed.error()));
 }
 
+Result<void> WorkerSessions::mend_resident(const ClientPtr& client,
+                                           const proto::WorkerFrame& frame) {
+  TRY(const auto session, find(client, frame));
+  tasks_.spawn("worker.mend", mend(session, frame.call()));
+  return {};
+}
+
+async::Task<void> WorkerSessions::mend(SessionPtr session, std::uint64_t call) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  auto mending = parts_.residents.mend(session);
+  const auto mended = co_await std::move(mending);
+  session->client->send(mended ? done_frame(call, session->id())
+                               : error_frame(call, session->id(), mended.error()));
+}
+
+async::Task<Result<void>> WorkerSessions::order_mend(SessionId /*session*/,
+                                                     std::vector<std::string> /*tensors*/,
+                                                     TimePoint /*give_up*/) {
+  co_return fail(ErrorCode::kUnavailable, "the worker watches for no orders");
+}
+
+// The supervisor starts the worker again, and it loads from this host's copy.
+void WorkerSessions::resident_is_wrong(SessionId id, const Error& why) { fail_rank(id, why); }
+
 Result<void> WorkerSessions::detach(const ClientPtr& client, const proto::WorkerFrame& frame) {
   TRY(const auto session, find(client, frame));
   const SessionId id = session->id();
