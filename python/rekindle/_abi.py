@@ -37,6 +37,11 @@ class Box(ctypes.Structure):
                 ("extent", c_void_p)]
 
 
+class ResidentTensor(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("block", c_uint32), ("changes", c_uint32),
+                ("offset", c_uint64), ("bytes", c_uint64), ("source", Box)]
+
+
 class AttachOptions(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("model", c_char_p), ("shard", c_char_p),
                 ("spec_json", c_char_p), ("boxes", c_void_p), ("box_count", c_size_t),
@@ -119,6 +124,11 @@ class UpdateResult(ctypes.Structure):
                 ("phases", PhaseSummary * 6)]
 
 
+class Order(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("kind", c_uint32), ("number", c_uint64), ("model", c_char_p),
+                ("tensors", POINTER(c_char_p)), ("tensor_count", c_size_t)]
+
+
 class TensorLayout(ctypes.Structure):
     _fields_ = [("data", c_uint64), ("device_type", c_int32), ("device_id", c_int32),
                 ("dtype_code", c_uint8), ("dtype_bits", c_uint8), ("dtype_lanes", c_uint16),
@@ -169,7 +179,11 @@ _PROTOTYPES = {
     "rk_resident": (c_int32, _HANDLE, _OUT_HANDLE, POINTER(c_uint64), _COUNT, _ERROR),
     "rk_resident_open": (c_int32, _HANDLE, _OUT_HANDLE, c_size_t, _ERROR),
     "rk_resident_seal": (c_int32, _HANDLE, c_char_p, c_char_p, c_uint64, _OUT_HANDLE, c_size_t,
-                         c_int64, _ERROR),
+                         POINTER(ResidentTensor), c_size_t, c_int64, _ERROR),
+    "rk_resident_mend": (c_int32, _HANDLE, c_int64, _ERROR),
+    "rk_watch_order": (c_int32, _HANDLE, c_int64, POINTER(Order), _ERROR),
+    "rk_order_done": (c_int32, _HANDLE, c_uint64, c_int32, c_char_p, POINTER(Phase), c_size_t,
+                      _ERROR),
     "rk_detach": (None, _HANDLE),
     "rk_publish_begin": (c_int32, _HANDLE, c_char_p, POINTER(TensorSpec), c_size_t, _OUT_HANDLE,
                          _ERROR),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _abi, _attaching, _files, _loading, errors
+from . import _abi, _attaching, _files, _loading, errors, orders
 from ._attaching import Request, Shard, Spec
 from ._device import DeviceLike, resolve
 from ._listing import Listing
@@ -346,6 +346,19 @@ class Session:
         except errors.TimeoutError:
             return None
         return version.value
+
+    def next_order(self, timeout: float | None = 0.0) -> "orders.Order | None":
+        """Waits for an order of the agent, such as that of `rekindle switch`. None: there was none
+        for `timeout` seconds. Call it between two steps, also with 0: the agent gives the order
+        when every rank that gets it has called, and later calls find it. UnavailableError: the
+        agent is older and gives no orders."""
+        return orders.wait_for(self, self._native, timeout)
+
+    def mend(self, timeout: float = 60.0) -> None:
+        """Has the agent write the right bytes over wrong ones of the resident parameters. Call it
+        for an order "mend", while no work uses them. CorruptError: that is not possible, and the
+        session has ended; the worker must end, too, and the next one loads."""
+        self._native.call("rk_resident_mend", milliseconds(timeout))
 
     # --- the end
 

@@ -203,6 +203,7 @@ Result<void> WorkerConnections::greet(const ClientPtr& client, const proto::Work
   greeting.set_ping_interval_ms(static_cast<std::uint32_t>(options_.ping_interval.count()));
   greeting.set_silence_ms(static_cast<std::uint32_t>(options_.silence.count()));
   greeting.set_keeps_residents(options_.keeps_residents);
+  greeting.set_gives_orders(true);
   client->send(answer, std::move(descriptors));
   return {};
 }

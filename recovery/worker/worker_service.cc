@@ -54,6 +54,7 @@ WorkerService::WorkerService(Host& host, asio::any_io_executor executor, Service
       events_(executor_),
       instances_(std::move(files), events_),
       feeds_(host, executor_),
+      orders_(executor_),
       residents_(host, host, events_, tasks_, executor_,
                  {.keeper = {.directory = options_.directory},
                   .time_to_live = options_.resident_time_to_live}),
@@ -67,7 +68,7 @@ WorkerService::WorkerService(Host& host, asio::any_io_executor executor, Service
                  .direct = direct_,
                  .residents = residents_,
                  .events = events_},
-                watch_, tasks_, executor_,
+                watch_, orders_, tasks_, executor_,
                 {.times = options_.session_times,
                  .retire_wait = options_.retire_wait,
                  .verify_uploads = options_.verify_uploads}),
@@ -131,6 +132,13 @@ Result<void> WorkerService::route(const ClientPtr& client, proto::WorkerFrame& f
     case proto::WorkerFrame::kWatch:
       TRY_VOID(sessions_.find(client, frame));
       return watch_.watch(client, frame);
+    case proto::WorkerFrame::kWatchOrders: {
+      TRY(const auto session, sessions_.find(client, frame));
+      orders_.watch(session, frame);
+      return {};
+    }
+    case proto::WorkerFrame::kOrderResult:
+      return orders_.result(client, frame);
     case proto::WorkerFrame::kPublishBegin:
       return publications_.begin(client, frame, ++last_number_);
     case proto::WorkerFrame::kPublishWritten:

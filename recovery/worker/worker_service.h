@@ -19,6 +19,7 @@
 #include "recovery/worker/event_log.h"
 #include "recovery/worker/fleet_reporter.h"
 #include "recovery/worker/local_instances.h"
+#include "recovery/worker/order_desk.h"
 #include "recovery/worker/publication_desk.h"
 #include "recovery/worker/resident_scrub.h"
 #include "recovery/worker/residents.h"
@@ -97,6 +98,10 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   Residents& residents() { return residents_; }
   const ResidentTotals& resident_totals() const { return residents_.totals(); }
   void set_resident_scrub(std::chrono::milliseconds every) { resident_scrub_.set_interval(every); }
+  OrderDesk& orders() { return orders_; }
+  std::vector<SessionPtr> sessions_of(const std::string& instance) const {
+    return sessions_.of_instance(instance);
+  }
   // WorkerSessions::kill().
   Result<std::uint32_t> kill(const std::string& instance, std::uint32_t rank, bool dry_run) const {
     return sessions_.kill(instance, rank, dry_run);
@@ -148,6 +153,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   EventLog events_;
   LocalInstances instances_;
   VersionFeeds feeds_;
+  OrderDesk orders_;
   Residents residents_;
   ResidentScrub resident_scrub_;
   WorkerSessions sessions_;

@@ -21,6 +21,7 @@ namespace {
 constexpr std::ptrdiff_t kMostSessions = 256;  // of one client
 constexpr std::chrono::milliseconds kDefaultAttach{10'000};
 constexpr std::chrono::milliseconds kLongestAttach{3'600'000};
+constexpr std::chrono::milliseconds kOrderAgain{500};
 
 TimePoint attach_deadline(const proto::WorkerFrame& frame) {
   const std::chrono::milliseconds asked(frame.deadline_ms());
@@ -37,11 +38,12 @@ bool may_write_soon(const AttachOrder& order) {
 
 }  // namespace
 
-WorkerSessions::WorkerSessions(SessionServing::Parts parts, VersionWatch& watch,
+WorkerSessions::WorkerSessions(SessionServing::Parts parts, VersionWatch& watch, OrderDesk& orders,
                                async::TaskGroup& tasks, asio::any_io_executor executor,
                                Options options)
     : parts_(parts),
       watch_(watch),
+      orders_(orders),
       tasks_(tasks),
       options_(options),
       serving_(parts, *this, std::move(executor), options.verify_uploads) {}
@@ -322,10 +324,26 @@ async::Task<void> WorkerSessions::mend(SessionPtr session, std::uint64_t call) {
                                : error_frame(call, session->id(), mended.error()));
 }
 
-async::Task<Result<void>> WorkerSessions::order_mend(SessionId /*session*/,
-                                                     std::vector<std::string> /*tensors*/,
-                                                     TimePoint /*give_up*/) {
-  co_return fail(ErrorCode::kUnavailable, "the worker watches for no orders");
+async::Task<Result<void>> WorkerSessions::order_mend(SessionId id, std::vector<std::string> tensors,
+                                                     TimePoint give_up) {
+  proto::Order order;
+  for (std::string& name : tensors) order.mutable_damaged()->add_tensors(std::move(name));
+  for (;;) {
+    const auto session = find(id);
+    if (session == nullptr) co_return fail(ErrorCode::kStale, "its session has ended");
+    if (!orders_.watched(id)) {
+      co_return fail(ErrorCode::kUnavailable, "its worker watches for no orders");
+    }
+    auto giving = orders_.give({session}, order, give_up);
+    auto given = co_await std::move(giving);
+    if (given && !given->front()) co_return fail(std::move(given->front()).error());
+    if (given) co_return Result<void>();
+    // It carries out another order.
+    const bool busy = given.error().code() == ErrorCode::kExhausted;
+    const bool cancelled = co_await async::is_cancelled();
+    if (!busy || cancelled || steady_now() >= give_up) co_return fail(std::move(given).error());
+    co_await async::sleep_for(kOrderAgain);
+  }
 }
 
 // The supervisor starts the worker again, and it loads from this host's copy.
@@ -346,6 +364,7 @@ Result<void> WorkerSessions::detach(const ClientPtr& client, const proto::Worker
   parts_.rounds.detach(id);
   sessions_.erase(id);
   watch_.forget(id);
+  orders_.session_ended(id, Error(ErrorCode::kStale, "has detached"));
   parts_.residents.session_ended(*session, true);
   note(parts_.events, *session, "detached");
   log::info("worker.detach", "session", id, "pid", client->pid());
@@ -353,6 +372,15 @@ Result<void> WorkerSessions::detach(const ClientPtr& client, const proto::Worker
   client->send(done_frame(frame.call(), frame.session()));
   serving_.changed().notify();
   return {};
+}
+
+std::vector<SessionPtr> WorkerSessions::of_instance(const std::string& instance) const {
+  std::vector<SessionPtr> found;
+  for (const auto& [id, session] : sessions_) {
+    if (session->instance == instance) found.push_back(session);
+  }
+  std::ranges::sort(found, {}, [](const SessionPtr& session) { return session->rank(); });
+  return found;
 }
 
 void WorkerSessions::client_gone(const ClientPtr& client, const Departure& departure) {
@@ -373,6 +401,7 @@ void WorkerSessions::client_gone(const ClientPtr& client, const Departure& depar
   for (const auto& session : ended) {
     fail_session(session, departure.why, departure.died ? "died" : "failed");
   }
+  orders_.client_gone(client, departure.why);
 }
 
 // The worker hears of it on its own channel, and may fill its buckets itself.
@@ -503,6 +532,7 @@ void WorkerSessions::end(const SessionPtr& session, const Error& why) {
   session->client->send(error_frame(session->attach_call, id, why));
   sessions_.erase(id);
   watch_.forget(id);
+  orders_.session_ended(id, why);
   serving_.changed().notify();
 }
 

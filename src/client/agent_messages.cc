@@ -105,9 +105,21 @@ constexpr auto fields_of(const BeginSwitchRequest*) { return fields(); }
 constexpr auto fields_of(const PhasesReport*) {
   return fields(field(1, &PhasesReport::phases), field(2, &PhasesReport::ago_us));
 }
+constexpr auto fields_of(const ResidentTensor*) {
+  return fields(field(1, &ResidentTensor::name), field(2, &ResidentTensor::block),
+                field(3, &ResidentTensor::offset), field(4, &ResidentTensor::bytes),
+                field(5, &ResidentTensor::changes), field(6, &ResidentTensor::source));
+}
+constexpr auto fields_of(const MendResidentRequest*) { return fields(); }
 constexpr auto fields_of(const SealResidentRequest*) {
   return fields(field(1, &SealResidentRequest::key), field(2, &SealResidentRequest::description),
-                field(3, &SealResidentRequest::block_bytes));
+                field(3, &SealResidentRequest::block_bytes),
+                field(4, &SealResidentRequest::tensors));
+}
+constexpr auto fields_of(const WatchOrdersRequest*) { return fields(); }
+constexpr auto fields_of(const OrderResultRequest*) {
+  return fields(field(1, &OrderResultRequest::order), field(2, &OrderResultRequest::error),
+                field(3, &OrderResultRequest::phases));
 }
 
 // --- agent -> worker
@@ -115,7 +127,7 @@ constexpr auto fields_of(const SealResidentRequest*) {
 constexpr auto fields_of(const HelloReply*) {
   return fields(field(1, &HelloReply::protocol), field(3, &HelloReply::client),
                 field(4, &HelloReply::ping_interval_ms), field(5, &HelloReply::silence_ms),
-                field(6, &HelloReply::keeps_residents));
+                field(6, &HelloReply::keeps_residents), field(7, &HelloReply::gives_orders));
 }
 constexpr auto fields_of(const ResidentReply*) {
   return fields(field(1, &ResidentReply::description), field(2, &ResidentReply::block_bytes));
@@ -151,6 +163,17 @@ constexpr auto fields_of(const UpdatedReply*) {
   return fields(field(1, &Updated::members), field(2, &Updated::ready),
                 field(3, &Updated::by_broadcast), field(4, &Updated::elapsed_ms),
                 field(5, &Updated::why), field(6, &Updated::phases));
+}
+constexpr auto fields_of(const DamagedResident*) {
+  return fields(field(1, &DamagedResident::tensors));
+}
+constexpr auto fields_of(const ServeVersion*) {
+  return fields(field(1, &ServeVersion::model), field(2, &ServeVersion::latest),
+                field(3, &ServeVersion::version));
+}
+constexpr auto fields_of(const OrderReply*) {
+  return fields(field(1, &OrderReply::number), field(2, &OrderReply::damaged),
+                field(3, &OrderReply::serve));
 }
 constexpr auto fields_of(const AgentMessage*) {
   return fields(field(1, &AgentMessage::call), field(2, &AgentMessage::session),

@@ -100,18 +100,38 @@ struct PhasesReport {
   std::vector<PhaseTime> phases;
   std::vector<std::uint64_t> ago_us;  // of each phase, or none
 };
+struct ResidentTensor {
+  std::string name;
+  std::uint32_t block = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  bool changes = false;
+  std::optional<WantedBox> source;
+};
 // The blocks come as descriptors.
 struct SealResidentRequest {
   std::string key;
   std::string description;
   std::vector<std::uint64_t> block_bytes;
+  std::vector<ResidentTensor> tensors;
 };
 
+struct WatchOrdersRequest {};
+struct OrderResultRequest {
+  std::uint64_t order = 0;
+  // Unset: done.
+  std::optional<Error> error;
+  std::vector<PhaseTime> phases;
+};
+
+struct MendResidentRequest {};
+
 // In the order of the numbers of WorkerFrame.kind.
-using Request = std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest,
-                             WatchRequest, PingRequest, PublishBeginRequest, PublishCommitRequest,
-                             PublishAbandonRequest, UpdateRequest, PublishWrittenRequest,
-                             BeginSwitchRequest, PhasesReport, SealResidentRequest>;
+using Request =
+    std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest, WatchRequest,
+                 PingRequest, PublishBeginRequest, PublishCommitRequest, PublishAbandonRequest,
+                 UpdateRequest, PublishWrittenRequest, BeginSwitchRequest, PhasesReport,
+                 SealResidentRequest, WatchOrdersRequest, OrderResultRequest, MendResidentRequest>;
 
 struct RequestHeader {
   std::uint64_t call = 0;
@@ -130,6 +150,8 @@ struct HelloReply {
   std::uint32_t silence_ms = 0;
   // The agent takes a SealResidentRequest.
   bool keeps_residents = false;
+  // It takes a WatchOrdersRequest.
+  bool gives_orders = false;
 };
 // The descriptors are the blocks.
 struct ResidentReply {
@@ -190,10 +212,25 @@ struct UpdatedReply {
   std::vector<PhaseSummary> phases;
 };
 
+struct DamagedResident {
+  std::vector<std::string> tensors;
+};
+struct ServeVersion {
+  std::string model;
+  bool latest = false;
+  std::uint64_t version = 0;
+};
+// At most one of the kinds. None: an agent of a later release wants something else.
+struct OrderReply {
+  std::uint64_t number = 0;
+  std::optional<DamagedResident> damaged;
+  std::optional<ServeVersion> serve;
+};
+
 // In the order of the numbers of AgentFrame.kind.
 using Reply =
     std::variant<std::monostate, HelloReply, AttachedReply, TilesReady, CommittedReply, NewVersion,
-                 PongReply, PublishBegunReply, PublishedReply, DoneReply, UpdatedReply>;
+                 PongReply, PublishBegunReply, PublishedReply, DoneReply, UpdatedReply, OrderReply>;
 
 struct AgentMessage {
   // 0: an event of `session`.

@@ -101,22 +101,6 @@ Result<PhasesReport> phases_of(const rk_phase* phases, std::size_t count) {
   return report;
 }
 
-Result<WantedBox> box_of(const rk_box& box) {
-  if (box.tensor == nullptr) return fail(ErrorCode::kInvalid, "a box without a tensor's name");
-  WantedBox out{box.tensor, {}, {}};
-  if (box.dimensions == 0) return out;
-  if (box.dimensions > kMaxRank) {
-    return fail(ErrorCode::kInvalid, "a box of '{}' with {} dimensions, {} are supported",
-                box.tensor, box.dimensions, kMaxRank);
-  }
-  if (box.offset == nullptr || box.extent == nullptr) {
-    return fail(ErrorCode::kInvalid, "a box of '{}' without offset or extent", box.tensor);
-  }
-  out.offset.assign(box.offset, box.offset + box.dimensions);
-  out.extent.assign(box.extent, box.extent + box.dimensions);
-  return out;
-}
-
 // Returns at once in a process that is no standby.
 Result<std::uint32_t> wait_as_standby(TimePoint deadline) {
   const char* const name = std::getenv(ipc::kStandbyVariable);
@@ -452,6 +436,33 @@ RK_API int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t*
     TRY(const std::uint64_t newer, object.wait_update(deadline));
     if (version != nullptr) *version = newer;
     return {};
+  });
+}
+
+RK_API int32_t rk_watch_order(rk_session* session, int64_t timeout_ms, rk_order* order,
+                              rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(const auto deadline, deadline_in(timeout_ms));
+    if (order == nullptr || order->size < sizeof order->size) {
+      return fail(ErrorCode::kInvalid, "`order` is null, or its `size` is not set");
+    }
+    TRY(const rk_order got, object.watch_order(deadline));
+    fill_known(got, *order);
+    return {};
+  });
+}
+
+RK_API int32_t rk_order_done(rk_session* session, uint64_t number, int32_t code, const char* why,
+                             const rk_phase* phases, size_t count, rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(PhasesReport report, phases_of(phases, count));
+    if (code < RK_OK || code > RK_INTERNAL) {
+      return fail(ErrorCode::kInvalid, "the outcome of order {} is {}, which is no code", number,
+                  code);
+    }
+    std::optional<Error> failed;
+    if (code != RK_OK) failed.emplace(static_cast<ErrorCode>(code - 1), text(why));
+    return object.order_done(number, std::move(failed), std::move(report.phases));
   });
 }
 

@@ -332,16 +332,36 @@ RK_API int32_t rk_resident(rk_session* session, const void** description,
  * them. They are checked already: every byte is that of the seal. */
 RK_API int32_t rk_resident_open(rk_session* session, rk_block** blocks, size_t count,
                                 rk_error* error);
+/* Where bytes of a tensor lie in the blocks of a resident copy. A tensor may have several. */
+typedef struct rk_resident_tensor {
+  const char* name;
+  /* Its number among the blocks. */
+  uint32_t block;
+  /* 1: the worker writes to them while it serves. They are not compared with the seal. */
+  uint32_t changes;
+  /* In the block. */
+  uint64_t offset, bytes;
+  /* The bytes are exactly those of this part of the version, row by row, so that the agent can make
+   * them right when memory goes wrong. `source.tensor` NULL: they are others. */
+  rk_box source;
+} rk_resident_tensor;
 /* Has the agent keep these blocks beyond the end of this process. Call it after rk_wait_commit(),
  * in a process that has written all of its parameters to them. Their next write must come after
  * rk_attach() for another version, or rk_begin_switch(), which end this; then seal them again.
  * `key` has 1 to 4096 bytes and must differ whenever the bytes may mean something else: engine,
  * shards, kind of GPU. `description` is at most 48 MiB that a successor gets. At most 64 blocks.
+ * The agent names `tensors` in its messages; bytes without a tensor are compared and never mended.
  * RK_INVALID: the session is not committed, or has no device. RK_UNAVAILABLE: the agent keeps none,
  * or would not see this process die. */
 RK_API int32_t rk_resident_seal(rk_session* session, const char* key, const void* description,
                                 uint64_t description_bytes, rk_block* const* blocks, size_t count,
+                                const rk_resident_tensor* tensors, size_t tensor_count,
                                 int64_t timeout_ms, rk_error* error);
+/* Has the agent write the right bytes over wrong ones of the sealed blocks, from its copy of the
+ * version. Call it on RK_ORDER_MEND, while no work reads or writes the parameters; on RK_OK all
+ * bytes that the agent knew to be wrong are right. RK_CORRUPT: that is not possible. The session
+ * has ended then, and so must the worker: the next one loads. */
+RK_API int32_t rk_resident_mend(rk_session* session, int64_t timeout_ms, rk_error* error);
 
 /* Reports that this rank has loaded every tensor. Does not wait. RK_INVALID: rk_next() or
  * rk_next_bucket() has not handed out all tensors yet. */
@@ -354,6 +374,38 @@ RK_API int32_t rk_wait_commit(rk_session* session, int64_t timeout_ms, rk_error*
  * begins. Attach again to get it, with the next generation if the instance has several ranks. */
 RK_API int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t* version,
                               rk_error* error);
+
+/* What the agent wants of this worker. */
+typedef enum rk_order_kind {
+  /* Stop serving, load `model` in place of the present version, and serve it. */
+  RK_ORDER_SERVE = 1,
+  /* Some bytes of the worker's resident copy are wrong. */
+  RK_ORDER_MEND = 2
+} rk_order_kind;
+typedef struct rk_order {
+  /* Set by the caller. */
+  uint32_t size;
+  /* An rk_order_kind. Another number: an order of a later release, to be answered with
+   * RK_UNAVAILABLE. */
+  uint32_t kind;
+  uint64_t number;
+  /* RK_ORDER_SERVE: "qwen3@42"; "qwen3": the newest version. */
+  const char* model;
+  /* RK_ORDER_MEND: names of tensors. */
+  const char* const* tensors;
+  size_t tensor_count;
+} rk_order;
+/* Waits for an order to this committed session, and fills `order`. Call it between two steps, with
+ * `timeout_ms` 0 if it must not wait. The agent then gives the order when every rank that gets it
+ * has called. Strings live until the next call. RK_TIMEOUT: there is none yet. RK_UNAVAILABLE: the
+ * agent is older and gives no orders. */
+RK_API int32_t rk_watch_order(rk_session* session, int64_t timeout_ms, rk_order* order,
+                              rk_error* error);
+/* Answers an order, on the session that got it, which may have ended meanwhile but is not detached.
+ * `code`: RK_OK, or why the worker has not carried the order out, with a line in `why`. `phases`:
+ * how long each step took. RK_STALE: the agent waits for no such answer. */
+RK_API int32_t rk_order_done(rk_session* session, uint64_t number, int32_t code, const char* why,
+                             const rk_phase* phases, size_t count, rk_error* error);
 /* Ends the session and unmaps its tensors. NULL does nothing. */
 RK_API void rk_detach(rk_session* session);
 

@@ -63,11 +63,19 @@ class Session {
   // Gives the parameters of this committed session to the agent's keeper.
   Result<void> seal_resident(std::string key, std::string description,
                              std::span<WorkerBlock* const> blocks,
+                             std::vector<ResidentTensor> tensors,
                              std::chrono::milliseconds timeout);
+  // Has the agent make wrong bytes of these parameters right. No work uses them meanwhile.
+  Result<void> mend_resident(std::chrono::milliseconds timeout);
 
   Result<void> loaded();
   Result<void> wait_commit(TimePoint deadline);
   Result<std::uint64_t> wait_update(TimePoint deadline);
+  // The strings live until the next call.
+  Result<rk_order> watch_order(TimePoint deadline);
+  // Also of a session that has ended meanwhile. No `error`: the order is carried out.
+  Result<void> order_done(std::uint64_t number, std::optional<Error> error,
+                          std::vector<PhaseTime> phases);
   // `only_version`: fills no field after the version, and does not read the list of the tensors.
   Result<void> fill(rk_session_info& info, bool only_version);
   // Calls of other threads return kStale from now on.
@@ -153,6 +161,10 @@ class Session {
 
   // The inbox's mutex guards the rest.
   SessionState state_;
+  // The last order, and its strings for the caller.
+  OrderReply order_;
+  std::string order_version_;
+  std::vector<const char*> order_tensors_;
   Turns turns_;
   std::size_t handed_out_ = 0;
   const char* device_path_ = "";
