@@ -548,14 +548,14 @@ async::Task<bool> Residents::scrub(Piece piece) {
   std::erase_if(wrong, [&](std::size_t tile) { return found->second.damaged.contains(tile); });
   if (wrong.empty()) co_return true;
   Copy& copy = found->second;
-  // The check after its death finds it.
-  if (copy.dying) co_return true;
   if (copy.is_free()) {
     // Another check finds these tiles, and mends them before a worker gets the copy.
     if (copy.check != nullptr && copy.check->verdict) copy.check.reset();
     (void)check_of(piece.name);
     co_return true;
   }
+  // The check after its death finds it.
+  if (copy.dying) co_return true;
   found_wrong(piece.name, wrong);
   const bool asked = !copy.damaged.empty();
   copy.damaged.insert(wrong.begin(), wrong.end());

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -30,7 +30,8 @@ _filled: WeakKeyDictionary[nn.Module, Contents] = WeakKeyDictionary()
 
 def load(model: nn.Module, name: str | None = None, version: str | int | None = "latest", *,
          strict: bool = True, convert: bool = False, load_timeout: float | None = 60.0,
-         resident: bool | str = False, **options: Any) -> sessions.Session:
+         resident: bool | str = False, resident_changes: Sequence[str] = (),
+         **options: Any) -> sessions.Session:
     """Fills a module's parameters and persistent buffers in place with a version's tensors of the
     same names and shapes.
 
@@ -53,6 +54,8 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     commit its parameters are kept for a successor. A text tells apart what this function cannot see:
     everything else that decides what the bytes mean. Only `load` and `stage` may write to such
     parameters.
+    `resident_changes`: regular expressions for whole names of parameters and buffers to which the
+    model itself writes while it serves. Their bytes are not compared with those of the seal.
 
     Returns the session with everything loaded; the caller commits it. Raises what `rekindle.attach`
     and `Session.load_into` raise.
@@ -73,7 +76,7 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     try:
         declared.fill(session)
         if resident:
-            residents.place(model, session, key)
+            residents.place(model, session, key, resident_changes)
     except BaseException:
         session.close()
         raise
@@ -191,7 +194,7 @@ def _declare(model: nn.Module, name: str | None, version: str | int | None, stri
     def fill(session: sessions.Session) -> None:
         plan.fill(session)
         _filled[model] = contents
-        session.after_commit(lambda: residents.seal(model, session))
+        session.after_commit(lambda: residents.seal(model, session, contents.tensors))
 
     return _Declared(attach, fill)
 
