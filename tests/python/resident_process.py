@@ -64,7 +64,7 @@ def main():
                 print(json.dumps({"kind": order.kind, "tensors": order.tensors}), flush=True)
                 continue
             elif word == "step-unmended":
-                session.next_order(60).fail(rekindle.UnavailableError("it cannot pause"))
+                session.next_order(60).fail("it cannot pause")
             elif word == "update":
                 before, session = session, load(int(rest[0]))
                 before.close()

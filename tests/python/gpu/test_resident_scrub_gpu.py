@@ -33,7 +33,7 @@ class Fleet(Rekindle):
 
     def __init__(self, directory, gpu):
         self.file = directory / "rekindle.toml"
-        self._write("1s")
+        self._write("off")
         super().__init__(directory, gpu)
 
     def _daemon(self, role, *arguments):
@@ -45,11 +45,12 @@ class Fleet(Rekindle):
 
     def scrub(self, every):
         self._write(every)
-        log = max(self.directory.glob("agent-*.log"))
-        before = log.read_text().count("config.reloaded")
+        logs = list(self.directory.glob("agent-*.log"))
+        before = [log.read_text().count("config.reloaded") for log in logs]
         for process in self.agents.values():
             process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: log.read_text().count("config.reloaded") > before)
+        assert eventually(lambda: all(log.read_text().count("config.reloaded") > count
+                                      for log, count in zip(logs, before, strict=True)))
 
 
 @pytest.fixture
@@ -100,6 +101,7 @@ def test_a_changed_byte_is_mended_between_two_steps(fleet):
     worker.tell("watch")
     # The worker's own write, behind the agent's back.
     assert worker.tell("scribble")["sum"] != worker.ready["sum"]
+    fleet.scrub("1s")
     assert "second.weight" in worker.tell("step")["tensors"]
     assert worker.tell("watch")["sum"] == worker.ready["sum"]
     assert len(events(fleet, "resident_mended")) == 1
