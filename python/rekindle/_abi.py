@@ -38,6 +38,11 @@ class Box(ctypes.Structure):
                 ("extent", c_void_p)]
 
 
+class ResidentTensor(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("block", c_uint32), ("changes", c_uint32),
+                ("offset", c_uint64), ("bytes", c_uint64), ("source", Box)]
+
+
 class AttachOptions(ctypes.Structure):
     _fields_ = [("size", c_uint32), ("model", c_char_p), ("shard", c_char_p),
                 ("spec_json", c_char_p), ("boxes", c_void_p), ("box_count", c_size_t),
@@ -176,7 +181,8 @@ _PROTOTYPES = {
     "rk_resident": (c_int32, _HANDLE, _OUT_HANDLE, POINTER(c_uint64), _COUNT, _ERROR),
     "rk_resident_open": (c_int32, _HANDLE, _OUT_HANDLE, c_size_t, _ERROR),
     "rk_resident_seal": (c_int32, _HANDLE, c_char_p, c_char_p, c_uint64, _OUT_HANDLE, c_size_t,
-                         c_int64, _ERROR),
+                         POINTER(ResidentTensor), c_size_t, c_int64, _ERROR),
+    "rk_resident_mend": (c_int32, _HANDLE, c_int64, _ERROR),
     "rk_watch_order": (c_int32, _HANDLE, c_int64, POINTER(Order), _ERROR),
     "rk_order_done": (c_int32, _HANDLE, c_uint64, c_int32, c_char_p, POINTER(Phase), c_size_t,
                       _ERROR),

@@ -6,13 +6,14 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _abi
 from ._device import Device
 from ._native import Native, milliseconds, raise_error, text
 from ._optional import module
 from ._views import device_tensor
+from .boxes import Box
 
 
 class Block:
@@ -68,8 +69,39 @@ def open_copy(native: Native, device: Device) -> tuple[bytes, list[Block]]:
     return description, [Block(ctypes.c_void_p(handle), device) for handle in handles]
 
 
-def seal(native: Native, key: str, description: bytes, blocks: Sequence[Block],
-         timeout: float) -> None:
+class Part(NamedTuple):
+    """Bytes of a tensor in a block. A tensor may have several."""
+
+    name: str
+    block: int
+    at: int
+    size: int
+    # The worker writes to them while it serves.
+    changes: bool = False
+    # The bytes are exactly those of this box of the version, row by row. None: they are others.
+    source: Box | None = None
+
+
+def seal(native: Native, key: str, description: bytes, blocks: Sequence[Block], timeout: float,
+         parts: Sequence[Part] = ()) -> None:
     handles = (ctypes.c_void_p * len(blocks))(*(block.handle for block in blocks))
+    # The structures point into these.
+    held: list[Any] = []
+    tensors = (_abi.ResidentTensor * len(parts))(*(_tensor(part, held) for part in parts))
     native.call("rk_resident_seal", text(key), description, len(description), handles, len(blocks),
-                milliseconds(timeout))
+                tensors, len(parts), milliseconds(timeout))
+
+
+def _tensor(part: Part, held: list[Any]) -> _abi.ResidentTensor:
+    tensor = _abi.ResidentTensor(name=text(part.name), block=part.block, changes=part.changes,
+                                 offset=part.at, bytes=part.size)
+    if part.source is not None:
+        name = ctypes.c_char_p(text(part.source.tensor))
+        lists = [(ctypes.c_uint64 * len(values))(*values)
+                 for values in (part.source.offset, part.source.extent)]
+        held += [name, *lists]
+        tensor.source = _abi.Box(
+            tensor=ctypes.cast(name, ctypes.c_void_p), dimensions=len(part.source.extent),
+            offset=ctypes.cast(lists[0], ctypes.c_void_p),
+            extent=ctypes.cast(lists[1], ctypes.c_void_p))
+    return tensor

@@ -40,7 +40,7 @@ class Order:
 
     def fail(self, why: "str | BaseException") -> None:
         """Tells the agent why the order is not carried out. StaleError as above."""
-        code = why.code if isinstance(why, errors.Error) else _abi.UNAVAILABLE
+        code = why.code if isinstance(why, errors.Error) else errors.UnavailableError.code
         self._answer(code, str(why) or type(why).__name__, {})
 
     def _answer(self, code: int, why: str, seconds: Mapping[str, float]) -> None:

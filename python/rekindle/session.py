@@ -357,6 +357,12 @@ class Session:
         agent is older and gives no orders."""
         return orders.wait_for(self, self._native, timeout)
 
+    def mend(self, timeout: float = 60.0) -> None:
+        """Has the agent write the right bytes over wrong ones of the resident parameters. Call it
+        for an order "mend", while no work uses them. CorruptError: that is not possible, and the
+        session has ended; the worker must end, too, and the next one loads."""
+        self._native.call("rk_resident_mend", milliseconds(timeout))
+
     # --- the end
 
     def close(self) -> None:

@@ -321,6 +321,7 @@ Result<void> Daemon::start_workers() {
   service.session_times.load = options_.load_timeout;
   service.resident_time_to_live = options_.resident_time_to_live;
   service.starts_keeper = options_.starts_keeper;
+  service.resident_scrub = options_.resident_scrub;
   service.allowed_uids = options_.allowed_uids;
   service.verify_uploads = options_.gpu.verify_uploads;
   service.metrics = metrics_.get();
@@ -367,6 +368,7 @@ void Daemon::read_metrics(metrics::Readings& readings) const {
   figures.pooled_bytes = core_->store().pooled_bytes();
   figures.tcp_connections = tcp_->stats().connections;
   figures.scrub = core_->health().scrubbed();
+  if (workers_ != nullptr) figures.residents = workers_->resident_totals();
   if (core_->rdma() != nullptr) figures.windows = core_->rdma()->windows();
   read_agent(status(), figures, readings);
   tracing_.read(readings);
@@ -471,6 +473,7 @@ Task<void> Daemon::reload_at_signal() {
     peers_->sessions().set_limits({read->max_bytes_per_second, read->max_pullers});
     core_->health().set_scrub_interval(read->scrub);
     workers_->set_load_timeout(read->load_timeout);
+    workers_->set_resident_scrub(read->resident_scrub);
     log::info("config.reloaded");
   }
 }

@@ -65,6 +65,7 @@ struct AgentOptions {
   std::chrono::milliseconds resident_time_to_live{120'000};
   // Starts a keeper of resident copies where none runs.
   bool starts_keeper = true;
+  std::chrono::milliseconds resident_scrub{60'000};
   // The GPUs on which workers get their weights.
   device::GpuOptions gpu;
   // The addresses in use ("10.0.0.3:7400"); "" for an endpoint that there is not.

@@ -79,7 +79,8 @@ void read_workers(const proto::AgentStatusResponse& status, metrics::Readings& r
                           sessions);
 }
 
-void read_residents(const proto::AgentStatusResponse& status, metrics::Readings& readings) {
+void read_residents(const proto::AgentStatusResponse& status, const worker::ResidentTotals& totals,
+                    metrics::Readings& readings) {
   Counts bytes;
   for (const auto& copy : status.residents()) {
     bytes[copy.users() > 0 ? "used" : "waiting"] += static_cast<double>(copy.bytes());
@@ -87,6 +88,18 @@ void read_residents(const proto::AgentStatusResponse& status, metrics::Readings&
   readings.gauge_by_state("rekindle_resident_bytes",
                           "GPU memory of resident copies, by whether a worker uses it.",
                           {"used", "waiting"}, bytes);
+  readings.counter("rekindle_resident_scrubbed_bytes_total",
+                   "Bytes of resident copies that were read again on their GPU.",
+                   static_cast<double>(totals.scrubbed_bytes));
+  readings.counter("rekindle_resident_scrub_passes_total",
+                   "Passes over all resident copies of the host.",
+                   static_cast<double>(totals.passes));
+  readings.counter("rekindle_resident_wrong_tiles_total",
+                   "MiB of resident copies that have changed since their seal.",
+                   static_cast<double>(totals.wrong_tiles));
+  readings.counter("rekindle_resident_mended_tiles_total",
+                   "MiB of resident copies that were made right from this host's copy.",
+                   static_cast<double>(totals.mended_tiles));
 }
 
 void read_devices(const proto::DeviceProcess& devices, metrics::Readings& readings) {
@@ -121,7 +134,7 @@ void read_agent(const proto::AgentStatusResponse& status, const AgentFigures& fi
   read_store(status, figures, readings);
   read_windows(figures.windows, readings);
   read_workers(status, readings);
-  read_residents(status, readings);
+  read_residents(status, figures.residents, readings);
   read_devices(status.devices(), readings);
 }
 

@@ -5,6 +5,7 @@
 #include "proto/agent.pb.h"
 #include "recovery/agent/rdma.h"
 #include "recovery/metrics/metrics.h"
+#include "recovery/worker/residents.h"
 #include "recovery/worker/scrubber.h"
 
 namespace rekindle::agent {
@@ -16,6 +17,7 @@ struct AgentFigures {
   std::uint64_t tcp_connections = 0;
   WindowFigures windows;
   worker::ScrubTotals scrub;
+  worker::ResidentTotals residents;
 };
 
 // Reads the metrics of a host. No label comes from a user: names of models, nodes and instances

@@ -183,6 +183,15 @@ void WorkerHost::check_blocks(const std::string& device, std::vector<bucket::Blo
   devices_->check_blocks(device, std::move(blocks), std::move(on_checked));
 }
 
+void WorkerHost::copy_block(const std::string& device, bucket::BlockFile block, std::string data,
+                            std::function<void(Result<std::string>)> on_copied) {
+  if (devices_ == nullptr) {
+    return worker::Host::copy_block(device, std::move(block), std::move(data),
+                                    std::move(on_copied));
+  }
+  devices_->copy_block(device, std::move(block), std::move(data), std::move(on_copied));
+}
+
 void WorkerHost::stop_spread(std::uint64_t session, const std::string& why) {
   if (devices_ != nullptr) devices_->stop_spread(session, why);
 }

@@ -39,6 +39,8 @@ class WorkerHost final : public worker::Host, private Holder {
   void stop_spread(std::uint64_t session, const std::string& why) override;
   void make_meeting_id(std::uint64_t number) override;
   std::string device_life() const override;
+  void copy_block(const std::string& device, bucket::BlockFile block, std::string data,
+                  std::function<void(Result<std::string>)> on_copied) override;
   void check_blocks(const std::string& device, std::vector<bucket::BlockFile> blocks,
                     std::function<void(Result<std::vector<Digest>>)> on_checked) override;
   Result<std::vector<std::string>> homes_near(const std::string& device) override;

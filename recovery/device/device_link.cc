@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -31,6 +32,20 @@ constexpr std::chrono::milliseconds kStopped{2000};
 constexpr std::chrono::milliseconds kEndsByItself{2000};
 constexpr std::chrono::seconds kLogAgain{30};
 constexpr std::chrono::milliseconds kKillDeadline{500};
+
+// Why the process is of no more use after its work on a resident copy has failed. nullopt: it is.
+std::optional<Error> loss_of(const Error& why) {
+  switch (why.code()) {
+    case ErrorCode::kTimeout:
+      // The work may never end, and its thread waits for it.
+      return Error(ErrorCode::kTimeout, "hangs in its work on a resident copy");
+    case ErrorCode::kInternal:
+      // A context does not recover from such an error.
+      return Error(ErrorCode::kInternal, "its device failed: " + why.message());
+    default:
+      return std::nullopt;
+  }
+}
 
 }  // namespace
 
@@ -372,8 +387,11 @@ Result<void> DeviceLink::send_check(const std::string& device,
   check.set_number(number);
   check.set_device(device);
   std::vector<UniqueFd> descriptors;
+  const bool in_part = std::ranges::any_of(blocks, &bucket::BlockFile::length);
   for (bucket::BlockFile& block : blocks) {
     check.add_bytes(block.bytes);
+    if (in_part) check.add_offset(block.offset);
+    if (in_part) check.add_length(block.length);
     descriptors.push_back(std::move(block.descriptor));
   }
   return socket_->send(frame.SerializeAsString(), std::move(descriptors));
@@ -383,10 +401,46 @@ Result<void> DeviceLink::on_checked(const proto::BlocksChecked& checked) {
   auto found = checks_.extract(checked.number());
   if (found.empty()) return {};
   auto digests = from_proto(checked);
-  const bool hangs = !digests && digests.error().code() == ErrorCode::kTimeout;
+  const auto lost = digests ? std::nullopt : loss_of(digests.error());
   found.mapped()(std::move(digests));
-  // The work may never end, and its thread waits for it.
-  if (hangs) return fail(ErrorCode::kTimeout, "hangs in a check of a resident copy");
+  if (lost) return fail(*lost);
+  return {};
+}
+
+void DeviceLink::copy_block(const std::string& device, bucket::BlockFile block, std::string data,
+                            OnCopied on_copied) {
+  const std::uint64_t number = ++last_check_;
+  if (auto sent = send_copy(device, std::move(block), std::move(data), number); !sent) {
+    return later([on_copied = std::move(on_copied), why = std::move(sent).error()] {
+      on_copied(fail(why));
+    });
+  }
+  copies_[number] = std::move(on_copied);
+}
+
+Result<void> DeviceLink::send_copy(const std::string& device, bucket::BlockFile block,
+                                   std::string data, std::uint64_t number) {
+  TRY_VOID(life_.check_ready(device));
+  proto::AgentToDevices frame;
+  auto& copy = *frame.mutable_copy_block();
+  copy.set_number(number);
+  copy.set_device(device);
+  copy.set_block_bytes(block.bytes);
+  copy.set_offset(block.offset);
+  copy.set_bytes(block.length);
+  copy.set_data(std::move(data));
+  std::vector<UniqueFd> descriptors;
+  descriptors.push_back(std::move(block.descriptor));
+  return socket_->send(frame.SerializeAsString(), std::move(descriptors));
+}
+
+Result<void> DeviceLink::on_copied(proto::BlockCopied copied) {
+  auto found = copies_.extract(copied.number());
+  if (found.empty()) return {};
+  auto bytes = from_proto(std::move(copied));
+  const auto lost = bytes ? std::nullopt : loss_of(bytes.error());
+  found.mapped()(std::move(bytes));
+  if (lost) return fail(*lost);
   return {};
 }
 
@@ -472,6 +526,8 @@ Result<void> DeviceLink::on_frame(ipc::Frame from) {
     }
     case proto::DevicesToAgent::kChecked:
       return on_checked(frame.checked());
+    case proto::DevicesToAgent::kBlockCopied:
+      return on_copied(std::move(*frame.mutable_block_copied()));
     default:
       return fail(ErrorCode::kInvalid, "sent a message that this agent does not know");
   }
@@ -504,6 +560,7 @@ void DeviceLink::on_held(const proto::SegmentsHeld& held) {
 void DeviceLink::lose_orders(const Error& why) {
   const Error ended(ErrorCode::kPeerLost, "the device process has ended: " + why.message());
   for (auto& [number, on_checked] : std::exchange(checks_, {})) on_checked(fail(ended));
+  for (auto& [number, on_copied] : std::exchange(copies_, {})) on_copied(fail(ended));
   const auto lost = ledger_.lose_all();
   if (events_ == nullptr) return;
   for (const std::uint64_t session : lost.spreads) {

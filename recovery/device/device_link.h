@@ -85,6 +85,11 @@ class DeviceLink {
   using OnChecked = std::function<void(Result<std::vector<Digest>> digests)>;
   void check_blocks(const std::string& device, std::vector<bucket::BlockFile> blocks,
                     OnChecked on_checked);
+  // Reads the part of a block as bucket::read_block(), or writes `data` to it, unless that is
+  // empty. Answers as check_blocks().
+  using OnCopied = std::function<void(Result<std::string> bytes)>;
+  void copy_block(const std::string& device, bucket::BlockFile block, std::string data,
+                  OnCopied on_copied);
   // Names the process that serves; no two processes have the same name. "": none serves.
   std::string life() const { return life_.name(); }
 
@@ -114,6 +119,9 @@ class DeviceLink {
   Result<void> send_check(const std::string& device, std::vector<bucket::BlockFile> blocks,
                           std::uint64_t number);
   Result<void> on_checked(const proto::BlocksChecked& checked);
+  Result<void> send_copy(const std::string& device, bucket::BlockFile block, std::string data,
+                         std::uint64_t number);
+  Result<void> on_copied(proto::BlockCopied copied);
   void refuse_spread(std::uint64_t session, Error why);
   void lose_orders(const Error& why);
 
@@ -126,6 +134,7 @@ class DeviceLink {
   std::uint64_t pinned_bytes_ = 0;
   // By the numbers of their orders.
   std::map<std::uint64_t, OnChecked> checks_;
+  std::map<std::uint64_t, OnCopied> copies_;
   std::uint64_t last_check_ = 0;
   // Null: no process is connected.
   std::shared_ptr<ipc::FramedSocket> socket_;

@@ -278,6 +278,22 @@ Result<std::vector<Digest>> from_proto(const proto::BlocksChecked& checked) {
   return parse_digests(checked.digests());
 }
 
+proto::BlockCopied to_copied(std::uint64_t number, Result<std::string> bytes) {
+  proto::BlockCopied message;
+  message.set_number(number);
+  if (bytes) {
+    message.set_data(std::move(*bytes));
+  } else {
+    *message.mutable_error() = rpc::to_status(bytes.error());
+  }
+  return message;
+}
+
+Result<std::string> from_proto(proto::BlockCopied copied) {
+  if (auto error = error_of(copied.error())) return fail(std::move(*error));
+  return std::move(*copied.mutable_data());
+}
+
 Result<SlotsOffered> from_proto(const proto::SlotsOffered& offered, UniqueFd memory) {
   SlotsOffered parsed;
   if (!memory || offered.slots() == 0 || offered.slots() > kMostSlots ||

@@ -54,5 +54,7 @@ proto::BlocksChecked to_proto(std::uint64_t number, const Result<std::vector<Dig
                               Duration elapsed);
 // kInvalid: the digests are cut.
 Result<std::vector<Digest>> from_proto(const proto::BlocksChecked& checked);
+proto::BlockCopied to_copied(std::uint64_t number, Result<std::string> bytes);
+Result<std::string> from_proto(proto::BlockCopied copied);
 
 }  // namespace rekindle::device

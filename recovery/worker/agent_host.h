@@ -106,6 +106,13 @@ class DeviceHost {
     on_checked(fail(ErrorCode::kNotFound, "this agent has no {}", device));
   }
 
+  // As DeviceLink::copy_block().
+  virtual void copy_block(const std::string& device, bucket::BlockFile /*block*/,
+                          std::string /*data*/,
+                          std::function<void(Result<std::string>)> on_copied) {
+    on_copied(fail(ErrorCode::kNotFound, "this agent has no {}", device));
+  }
+
   // --- direct reads, docs/internals/devices.md
 
   // The homes of the rails that may write to this device's memory. kNotFound: this agent lets no

@@ -31,6 +31,11 @@ class OrderDesk {
   async::Task<Result<Results>> give(std::vector<SessionPtr> sessions, proto::Order order,
                                     TimePoint give_up);
 
+  // Whether the worker of the session asks for an order, or has one.
+  bool watched(SessionId session) const {
+    return asking_.contains(session) || open_.contains(session);
+  }
+
   // --- calls of workers
   // A second call of a session replaces the first.
   void watch(const SessionPtr& session, const proto::WorkerFrame& frame);

@@ -24,7 +24,9 @@ namespace {
 constexpr std::size_t kMostKeyBytes = 4096;
 // The agent sees the death of a worker before the kernel has freed what it had.
 constexpr std::chrono::milliseconds kDeathWait{10'000};
-// For a check. The device process ends it earlier, unless it hangs itself.
+// A check of a copy that nobody uses tells for this long what it has found.
+constexpr std::chrono::milliseconds kCheckHolds{30'000};
+// For the device process to come back, in a check of a copy that no worker waits for.
 constexpr std::chrono::milliseconds kCheckPatience{60'000};
 // Between two tries to have a copy checked while the device process starts.
 constexpr std::chrono::milliseconds kCheckAgain{200};
@@ -40,6 +42,15 @@ constexpr int kDropTries = 3;
 constexpr std::chrono::milliseconds kDropAgain{1000};
 // A worker that dies so soon after it got its copy may die of it.
 constexpr std::chrono::seconds kProven{60};
+// A copy with more wrong tiles is dropped: it was written to.
+constexpr std::size_t kMostMended = 16;
+// For a worker that was told to have its copy mended.
+constexpr std::chrono::seconds kMendPatience{60};
+// The GPU reads a piece in about a millisecond.
+constexpr std::size_t kPieceTiles = 512;
+constexpr std::size_t kMostNamed = 8;
+// For a device process that starts anew in a mend.
+constexpr std::chrono::seconds kMendTime{10};
 
 Result<std::vector<bucket::BlockFile>> files_of(const std::vector<UniqueFd>& blocks,
                                                 const proto::ResidentRecord& record) {
@@ -58,6 +69,37 @@ std::uint64_t bytes_of(const proto::ResidentRecord& record) {
 
 std::string to_bytes(const std::vector<Digest>& digests) {
   return std::string(digest_bytes(digests));
+}
+
+std::vector<std::string> names_in(const OpenResident& opened,
+                                  const std::vector<std::size_t>& tiles) {
+  std::vector<std::string> names;
+  for (const std::size_t tile : tiles) {
+    for (const auto* const tensor : opened.tensors_in(tile)) {
+      if (std::ranges::find(names, tensor->name()) == names.end()) names.push_back(tensor->name());
+    }
+  }
+  return names;
+}
+
+std::string version_of(const OpenResident& opened) {
+  return fmt::format("{}@{}", opened.record().id().model(), opened.record().id().version());
+}
+
+// "layers.3.up.weight, layers.3.down.weight (MiB 17, 512)"
+std::string describe(const OpenResident& opened, std::vector<std::size_t> tiles) {
+  std::vector<std::string> names = names_in(opened, tiles);
+  const std::size_t more_names = names.size() - std::min(names.size(), kMostNamed);
+  const std::size_t more_tiles = tiles.size() - std::min(tiles.size(), kMostNamed);
+  names.resize(names.size() - more_names);
+  tiles.resize(tiles.size() - more_tiles);
+  const auto more = [](std::size_t count) {
+    return count > 0 ? fmt::format(" and {} more", count) : std::string();
+  };
+  return fmt::format("{}{} (MiB {}{})",
+                     names.empty() ? "no tensor that the worker has named"
+                                   : fmt::to_string(fmt::join(names, ", ")),
+                     more(more_names), fmt::join(tiles, ", "), more(more_tiles));
 }
 
 Result<ResidentIdentity> identity_of(const proto::ResidentRecord& record) {
@@ -86,7 +128,7 @@ Result<void> check(const proto::SealResident& request, std::size_t descriptors) 
       return fail(ErrorCode::kInvalid, "a block of {} bytes", bytes);
     }
   }
-  return {};
+  return check_tensors(request);
 }
 
 }  // namespace
@@ -106,16 +148,20 @@ void Residents::Copy::remove(keeper::UserId user) {
     gone = found->second.lineage;
     users.erase(found);
   }
-  if (!users.empty()) return;
-  files = ipc::ids_of(blocks);
-  blocks.clear();
-  record.clear();
+  close_unused();
+}
+
+void Residents::Copy::close_unused() {
+  const bool is_checked = check != nullptr && !check->verdict;
+  if (!users.empty() || is_checked || opened == nullptr) return;
+  files = ipc::ids_of(opened->blocks());
+  opened.reset();
 }
 
 Residents::Residents(CopyHost& copies, DeviceHost& devices, EventLog& events,
                      async::TaskGroup& tasks, asio::any_io_executor executor, Options options)
     : copies_(copies),
-      devices_(devices),
+      bytes_(copies, devices, executor),
       events_(events),
       tasks_(tasks),
       executor_(executor),
@@ -200,7 +246,7 @@ async::Task<Result<void>> Residents::read_keeper() {
 async::Task<Result<void>> Residents::bring_back() {
   std::vector<std::string> names;
   for (const auto& [name, copy] : kept_) {
-    if (!copy.at_keeper && !copy.blocks.empty()) names.push_back(name);
+    if (!copy.at_keeper && copy.opened != nullptr && !copy.users.empty()) names.push_back(name);
   }
   for (const std::string& name : names) {
     auto keeping = keep_again(name);
@@ -253,9 +299,10 @@ async::Task<Result<void>> Residents::keep_again(std::string name) {
 
 async::Task<Result<keeper::UserId>> Residents::keep_with(std::string name, const Copy& copy,
                                                          UniqueFd pidfd) {
-  CO_TRY(auto blocks, duplicate_all(copy.blocks, "give a block to a new keeper"));
-  auto keeping = link_.keep({std::move(name), copy.record, std::move(blocks), std::move(pidfd),
-                             options_.time_to_live, copy.identity.uid});
+  CO_TRY(auto blocks, copy.opened->share());
+  auto keeping =
+      link_.keep({std::move(name), copy.opened->record().SerializeAsString(), std::move(blocks),
+                  std::move(pidfd), options_.time_to_live, copy.identity.uid});
   co_return co_await std::move(keeping);
 }
 
@@ -279,8 +326,12 @@ void Residents::add_kept(const std::string& name, keeper::KeeperLink::Kept kept)
     copy.users[user] = {process, std::move(pidfd), ipc::lineage_of(pid)};
   }
   if (!copy.users.empty()) {
-    copy.record = std::move(kept.record);
-    copy.blocks = std::move(kept.blocks);
+    auto opened = OpenResident::open(kept.record, std::move(kept.blocks));
+    if (!opened) {
+      log::warn("resident.unknown", "name", name, "error", opened.error().message());
+      return tasks_.spawn("worker.residents", tell_drop(name));
+    }
+    copy.opened = std::move(*opened);
   }
   log::info("resident.found", "name", name, "version", copy.identity.id.to_string(), "device",
             copy.identity.device, "bytes", copy.bytes, "users", copy.users.size());
@@ -347,8 +398,9 @@ async::Task<Result<void>> Residents::seal_alone(SessionPtr session, proto::SealR
   record.set_shared(identity.shared);
   record.set_instance(session->instance);
   record.set_process(sealing->process);
+  *record.mutable_tensors() = std::move(*request.mutable_tensors());
   CO_TRY(auto files, files_of(blocks, record));
-  auto checking = digests_of(identity.device, std::move(files));
+  auto checking = bytes_.digests(identity.device, std::move(files));
   CO_TRY(const auto digests, co_await std::move(checking));
   record.set_digests(to_bytes(digests));
   auto keeping =
@@ -372,10 +424,11 @@ async::Task<Result<void>> Residents::keep(SessionPtr session, ResidentIdentity i
   copy.identity = std::move(identity);
   copy.bytes = bytes_of(record);
   copy.instance = session->instance;
-  copy.record = record.SerializeAsString();
-  CO_TRY(copy.blocks, duplicate_all(blocks, "keep a block for a new keeper"));
+  std::string text = record.SerializeAsString();
+  CO_TRY(auto own, duplicate_all(blocks, "keep a block for a new keeper"));
+  CO_TRY(copy.opened, OpenResident::open(text, std::move(own)));
   CO_TRY(User worker, user_of(*session->client));
-  auto keeping = link_.keep({name, copy.record, std::move(blocks), std::move(pidfd),
+  auto keeping = link_.keep({name, std::move(text), std::move(blocks), std::move(pidfd),
                              options_.time_to_live, copy.identity.uid});
   CO_TRY(const keeper::UserId user, co_await std::move(keeping));
   const bool ended = session->state.ended();
@@ -393,27 +446,6 @@ async::Task<Result<void>> Residents::keep(SessionPtr session, ResidentIdentity i
   kept_.insert_or_assign(name, std::move(copy));
   changed_.notify();
   co_return Result<void>();
-}
-
-async::Task<Result<std::vector<Digest>>> Residents::digests_of(
-    std::string device, std::vector<bucket::BlockFile> blocks) {
-  struct Waiting {
-    explicit Waiting(const asio::any_io_executor& executor) : done(executor) {}
-    async::Notifier done;
-    std::optional<Result<std::vector<Digest>>> digests;
-  };
-  const auto waiting = std::make_shared<Waiting>(executor_);
-  devices_.check_blocks(device, std::move(blocks), [waiting](Result<std::vector<Digest>> digests) {
-    waiting->digests = std::move(digests);
-    waiting->done.notify();
-  });
-  const TimePoint give_up = steady_now() + kCheckPatience;
-  while (!waiting->digests && steady_now() < give_up && !co_await async::is_cancelled()) {
-    co_await waiting->done.wait_until(give_up);
-  }
-  if (waiting->digests) co_return std::move(*waiting->digests);
-  co_return fail(ErrorCode::kTimeout, "the device process has not checked a resident copy for {} s",
-                 std::chrono::duration_cast<std::chrono::seconds>(kCheckPatience).count());
 }
 
 // --- the hand-over
@@ -501,8 +533,12 @@ std::optional<Error> Residents::still_open(const Copy& copy) const {
                   *heir, copy.identity.id.to_string()));
 }
 
+// The check begins first: often it is over already, because it began at the death of the worker
+// before.
 async::Task<Result<Residents::Taken>> Residents::open(SessionPtr session, std::string name,
                                                       TimePoint give_up) {
+  const TimePoint begun = steady_now();
+  const std::shared_ptr<Check> check = check_of(name);
   CO_TRY(auto pidfd, session->client->pidfd());
   CO_TRY(User worker, user_of(*session->client));
   auto using_it = link_.use(name, std::move(pidfd));
@@ -511,51 +547,110 @@ async::Task<Result<Residents::Taken>> Residents::open(SessionPtr session, std::s
     copy->second.users[user] = std::move(worker);
     copy->second.sessions[session->id()] = user;
   }
+  while (!check->verdict && !session->state.ended() && steady_now() < give_up) {
+    const bool cancelled = co_await async::is_cancelled();
+    if (cancelled) break;
+    co_await check->done.wait_until(give_up);
+  }
+  if (!check->verdict) {
+    co_return fail(ErrorCode::kTimeout, "the resident copy is not checked yet");
+  }
+  if (!*check->verdict) co_return fail(check->verdict->error());
+  auto opening = open_copy(name);
+  CO_TRY(const OpenResidentPtr opened, co_await std::move(opening));
+  // From here on the worker may write to it.
+  if (const auto copy = kept_.find(name); copy != kept_.end()) copy->second.check.reset();
+  CO_TRY(auto blocks, opened->share());
+  log::info("resident.taken", "name", name, "session", session->id(), "bytes",
+            bytes_of(opened->record()), "wait_us",
+            std::chrono::duration_cast<std::chrono::microseconds>(steady_now() - begun).count());
+  co_return Taken{name, opened->record(), std::move(blocks)};
+}
+
+// --- the check
+
+async::Task<Result<OpenResidentPtr>> Residents::open_copy(std::string name) {
+  const auto known = kept_.find(name);
+  if (known != kept_.end() && known->second.opened != nullptr) co_return known->second.opened;
   auto getting = link_.get(name);
   CO_TRY(auto kept, co_await std::move(getting));
-  Taken taken{name, {}, std::move(kept.blocks)};
-  if (!taken.record.ParseFromString(kept.record) ||
-      taken.blocks.size() != static_cast<std::size_t>(taken.record.block_bytes_size())) {
-    co_return fail(ErrorCode::kCorrupt, "the record of a resident copy is malformed");
+  CO_TRY(auto opened, OpenResident::open(kept.record, std::move(kept.blocks)));
+  const auto found = kept_.find(name);
+  if (found == kept_.end()) co_return fail(ErrorCode::kStale, "the resident copy was released");
+  if (found->second.opened == nullptr) found->second.opened = std::move(opened);
+  co_return found->second.opened;
+}
+
+// The worker is dead and no other has the copy: its bytes change no more. A copy that nobody comes
+// for is checked once.
+void Residents::came_free(const std::string& name) {
+  const auto found = kept_.find(name);
+  if (found == kept_.end() || !found->second.is_free()) return;
+  if (!still_open(found->second)) (void)check_of(name);
+}
+
+std::shared_ptr<Residents::Check> Residents::check_of(const std::string& name) {
+  const auto found = kept_.find(name);
+  if (found == kept_.end()) {
+    const auto none = std::make_shared<Check>(executor_);
+    none->verdict = fail(ErrorCode::kStale, "the resident copy was released");
+    return none;
   }
-  if (const auto copy = kept_.find(name);
-      copy != kept_.end() && copy->second.blocks.empty() && !copy->second.users.empty()) {
-    CO_TRY(copy->second.blocks, duplicate_all(taken.blocks, "keep a block for a new keeper"));
-    copy->second.record = std::move(kept.record);
+  std::shared_ptr<Check>& check = found->second.check;
+  const bool holds =
+      check != nullptr && (!check->verdict || steady_now() - check->begun < kCheckHolds);
+  if (holds) return check;
+  check = std::make_shared<Check>(executor_);
+  tasks_.spawn("worker.residents", run_check(name, check));
+  return check;
+}
+
+async::Task<void> Residents::run_check(std::string name, std::shared_ptr<Check> check) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  auto verifying = verify(name);
+  check->verdict = co_await std::move(verifying);
+  log::info(
+      "resident.checked", "name", name, "error",
+      *check->verdict ? std::string() : check->verdict->error().message(), "check_us",
+      std::chrono::duration_cast<std::chrono::microseconds>(steady_now() - check->begun).count());
+  check->done.notify();
+  const bool wrong = !*check->verdict && !may_work_later(check->verdict->error());
+  if (wrong) co_return give_up(name, check->verdict->error());
+  if (const auto found = kept_.find(name); found != kept_.end()) found->second.close_unused();
+}
+
+// Mends wrong tiles without asking: nobody writes to the copy.
+async::Task<Result<void>> Residents::verify(std::string name) {
+  auto opening = open_copy(name);
+  CO_TRY(const OpenResidentPtr opened, co_await std::move(opening));
+  auto comparing = compare_all(name, opened);
+  CO_TRY(const auto wrong, co_await std::move(comparing));
+  if (wrong.empty()) co_return Result<void>();
+  found_wrong(name, wrong);
+  Result<void> mended = fail(ErrorCode::kCorrupt, "{} MiB of it are wrong", wrong.size());
+  if (wrong.size() <= kMostMended) {
+    auto mending = mend_all(name, opened, wrong);
+    mended = co_await std::move(mending);
   }
-  const TimePoint begun = steady_now();
-  std::string found;
+  if (mended) co_return mended;
+  co_return fail(
+      mended.error().code() == ErrorCode::kStale ? ErrorCode::kStale : ErrorCode::kCorrupt,
+      "the resident copy of {} on {} was changed after its seal, in its MiB {}: {}",
+      version_of(*opened), opened->record().device(), wrong.front(), mended.error().message());
+}
+
+// The device process may be starting.
+async::Task<Result<std::vector<std::size_t>>> Residents::compare_all(std::string name,
+                                                                     OpenResidentPtr opened) {
+  const TimePoint give_up = steady_now() + kCheckPatience;
   for (;;) {
-    CO_TRY(auto files, files_of(taken.blocks, taken.record));
-    auto checking = digests_of(taken.record.device(), std::move(files));
-    const auto digests = co_await std::move(checking);
-    if (digests) found = to_bytes(*digests);
-    if (digests) break;
-    // The device process may be starting.
-    const bool starts = digests.error().code() == ErrorCode::kUnavailable ||
-                        digests.error().code() == ErrorCode::kPeerLost;
+    auto comparing = bytes_.compare(opened);
+    auto wrong = co_await std::move(comparing);
     const bool cancelled = co_await async::is_cancelled();
-    if (!starts || cancelled || session->state.ended() || steady_now() >= give_up) {
-      co_return fail(digests.error());
-    }
+    const bool over = cancelled || !kept_.contains(name) || steady_now() >= give_up;
+    if (wrong || over || !may_work_later(wrong.error())) co_return wrong;
     co_await async::sleep_for(kCheckAgain);
   }
-  const std::string& sealed = taken.record.digests();
-  if (found.size() != sealed.size()) {
-    co_return fail(ErrorCode::kCorrupt, "a resident copy has other blocks than at its seal");
-  }
-  const auto differs = std::ranges::mismatch(found, sealed).in1 - found.begin();
-  if (static_cast<std::size_t>(differs) < found.size()) {
-    co_return fail(ErrorCode::kCorrupt,
-                   "the resident copy of {} on {} was changed after its seal, in its MiB {}",
-                   session->wanted().to_string(), taken.record.device(),
-                   differs / static_cast<std::ptrdiff_t>(sizeof(Digest)));
-  }
-  if (!kept_.contains(name)) co_return fail(ErrorCode::kStale, "the resident copy was released");
-  log::info("resident.taken", "name", name, "session", session->id(), "bytes",
-            bytes_of(taken.record), "check_us",
-            std::chrono::duration_cast<std::chrono::microseconds>(steady_now() - begun).count());
-  co_return taken;
 }
 
 // Of several equal copies the one that comes free first.
@@ -595,6 +690,161 @@ Error Residents::why_none(const ResidentIdentity& wanted) const {
   }
   return Error(ErrorCode::kNotFound, fmt::format("the resident copy of {} on {} {}",
                                                  wanted.id.model, wanted.device, differs));
+}
+
+// --- scrub and mend
+
+async::Task<std::vector<Residents::Piece>> Residents::scrub_pieces() {
+  std::vector<std::string> names;
+  for (const auto& [name, copy] : kept_) names.push_back(name);
+  std::vector<Piece> pieces;
+  for (const std::string& name : names) {
+    auto opening = open_copy(name);
+    const auto opened = co_await std::move(opening);
+    if (!opened) continue;
+    for (std::size_t at = 0; at < (*opened)->tiles();) {
+      std::size_t end = at + 1;
+      const std::uint32_t block = (*opened)->tile(at).block;
+      const std::size_t most = std::min((*opened)->tiles(), at + kPieceTiles);
+      while (end < most && (*opened)->tile(end).block == block) ++end;
+      pieces.push_back({name, at, end - at});
+      at = end;
+    }
+    if (const auto copy = kept_.find(name); copy != kept_.end()) copy->second.close_unused();
+  }
+  co_return pieces;
+}
+
+// A tile is read once more before it counts as wrong. What is read of a copy that was dropped
+// meanwhile counts for nothing: its worker may have written.
+async::Task<bool> Residents::scrub(Piece piece) {
+  const auto known = kept_.find(piece.name);
+  if (known == kept_.end()) co_return true;
+  auto opening = open_copy(piece.name);
+  const auto open = co_await std::move(opening);
+  if (!open) co_return true;
+  const OpenResidentPtr opened = *open;
+  auto comparing = bytes_.compare(opened, piece.first, piece.count);
+  const auto suspect = co_await std::move(comparing);
+  if (!suspect) co_return !may_work_later(suspect.error());
+  std::vector<std::size_t> wrong;
+  for (const std::size_t tile : *suspect) {
+    auto again = bytes_.compare(opened, tile, 1);
+    const auto still = co_await std::move(again);
+    if (!still) co_return !may_work_later(still.error());
+    if (!still->empty()) wrong.push_back(tile);
+  }
+  const auto found = kept_.find(piece.name);
+  if (found == kept_.end()) co_return true;
+  found->second.close_unused();
+  for (std::size_t i = 0; i < piece.count; ++i) {
+    totals_.scrubbed_bytes += opened->tile(piece.first + i).bytes;
+  }
+  std::erase_if(wrong, [&](std::size_t tile) { return found->second.damaged.contains(tile); });
+  if (wrong.empty()) co_return true;
+  Copy& copy = found->second;
+  if (copy.is_free() || copy.identity.shared) {
+    // Another check finds these tiles, and mends them: before a worker gets the copy, or while
+    // workers only read it.
+    if (copy.check != nullptr && copy.check->verdict) copy.check.reset();
+    (void)check_of(piece.name);
+    co_return true;
+  }
+  // The check after its death finds it.
+  if (!copy.is_used()) co_return true;
+  found_wrong(piece.name, wrong);
+  const bool asked = !copy.damaged.empty();
+  copy.damaged.insert(wrong.begin(), wrong.end());
+  if (asked) co_return true;
+  tasks_.spawn("worker.residents", have_mended(piece.name));
+  co_return true;
+}
+
+void Residents::found_wrong(const std::string& name, const std::vector<std::size_t>& tiles) {
+  const auto found = kept_.find(name);
+  if (found == kept_.end() || found->second.opened == nullptr) return;
+  totals_.wrong_tiles += tiles.size();
+  note(found->second, "resident_damaged", describe(*found->second.opened, tiles));
+}
+
+// The worker computes with wrong bytes. It has them mended, or it is started again.
+async::Task<void> Residents::have_mended(std::string name) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  const auto known = kept_.find(name);
+  if (known == kept_.end()) co_return;
+  if (known->second.opened == nullptr) co_return known->second.damaged.clear();
+  const std::vector<std::size_t> tiles(known->second.damaged.begin(), known->second.damaged.end());
+  const OpenResidentPtr opened = known->second.opened;
+  Result<void> mended = fail(ErrorCode::kUnavailable, "its worker has no session");
+  const auto& sessions = known->second.sessions;
+  if (!sessions.empty() && owners_ != nullptr) {
+    auto ordering = owners_->order_mend(sessions.begin()->first, names_in(*opened, tiles),
+                                        steady_now() + kMendPatience);
+    mended = co_await std::move(ordering);
+  }
+  const bool cancelled = co_await async::is_cancelled();
+  const auto found = kept_.find(name);
+  if (cancelled || found == kept_.end() || found->second.damaged.empty()) co_return;
+  // The check after its death mends the copy.
+  if (!found->second.is_used()) co_return found->second.damaged.clear();
+  give_up(name,
+          Error(ErrorCode::kCorrupt,
+                fmt::format("GPU memory went wrong in {}, and is not mended: {}",
+                            describe(*opened, tiles),
+                            mended ? "the worker did not ask for it" : mended.error().message())));
+}
+
+void Residents::give_up(const std::string& name, const Error& why) {
+  const auto found = kept_.find(name);
+  if (found == kept_.end()) return;
+  std::vector<SessionId> sessions;
+  for (const auto& [session, user] : found->second.sessions) sessions.push_back(session);
+  drop(name, why.message());
+  if (owners_ == nullptr) return;
+  for (const SessionId session : sessions) owners_->resident_is_wrong(session, why);
+}
+
+async::Task<Result<void>> Residents::mend(SessionPtr session) {
+  const std::string name = session->resident;
+  for (;;) {
+    const auto found = kept_.find(name);
+    if (found == kept_.end() || !found->second.sessions.contains(session->id())) {
+      co_return fail(ErrorCode::kNotFound, "session {} has no resident copy", session->id());
+    }
+    if (found->second.damaged.empty() || found->second.opened == nullptr) co_return Result<void>();
+    const std::vector<std::size_t> tiles(found->second.damaged.begin(),
+                                         found->second.damaged.end());
+    auto mending = mend_all(name, found->second.opened, tiles);
+    const auto mended = co_await std::move(mending);
+    if (!mended) {
+      give_up(name, mended.error());
+      co_return mended;
+    }
+  }
+}
+
+async::Task<Result<void>> Residents::mend_all(std::string name, OpenResidentPtr opened,
+                                              std::vector<std::size_t> tiles) {
+  const TimePoint give_up = steady_now() + kMendTime;
+  for (const std::size_t tile : tiles) {
+    for (;;) {
+      auto mending = bytes_.mend(opened, tile, [this, name] { return kept_.contains(name); });
+      const auto mended = co_await std::move(mending);
+      if (mended) break;
+      const bool cancelled = co_await async::is_cancelled();
+      if (cancelled || steady_now() >= give_up || !may_work_later(mended.error())) {
+        co_return mended;
+      }
+      co_await async::sleep_for(kCheckAgain);
+    }
+    const auto found = kept_.find(name);
+    if (found == kept_.end()) continue;
+    ++totals_.mended_tiles;
+    found->second.damaged.erase(tile);
+    note(found->second, "resident_mended", describe(*opened, {tile}));
+  }
+  changed_.notify();
+  co_return Result<void>();
 }
 
 // --- the end of copies
@@ -654,8 +904,9 @@ void Residents::session_ended(const Session& session, bool detached) {
   const bool others = std::ranges::any_of(
       copy.users, [user](const auto& other) { return other.first != user && !other.second.dying; });
   if (session.state.rung() == Rung::kResident && !proven && !others) {
-    drop(found->first, "a worker that got it failed soon after");
+    return drop(found->first, "a worker that got it failed soon after");
   }
+  came_free(session.resident);
 }
 
 std::size_t Residents::release(const std::string& model, std::optional<std::uint64_t> version,
@@ -727,6 +978,7 @@ void Residents::user_gone(const std::string& name, keeper::UserId user) {
   const auto found = kept_.find(name);
   if (found == kept_.end()) return;
   found->second.remove(user);
+  came_free(name);
   changed_.notify();
 }
 

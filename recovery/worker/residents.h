@@ -19,10 +19,11 @@
 #include "recovery/keeper/keeper_link.h"
 #include "recovery/worker/agent_host.h"
 #include "recovery/worker/event_log.h"
+#include "recovery/worker/resident_bytes.h"
+#include "recovery/worker/resident_copy.h"
 #include "recovery/worker/session_serving.h"
 #include "src/async/task.h"
 #include "src/async/task_group.h"
-#include "src/bucket/block_digests.h"
 #include "src/ipc/forked_processes.h"
 
 namespace rekindle::worker {
@@ -38,6 +39,26 @@ struct ResidentIdentity {
   // Several workers read it at the same time. Otherwise it belongs to one.
   bool shared = false;
   bool operator==(const ResidentIdentity&) const = default;
+};
+
+// What Residents wants of the sessions of workers.
+class ResidentOwners {
+ public:
+  virtual ~ResidentOwners() = default;
+  // Has the worker of the session call MendResident between two steps, and waits until it has. An
+  // error: the worker has not, for example because it watches for no orders.
+  virtual async::Task<Result<void>> order_mend(SessionId session, std::vector<std::string> tensors,
+                                               TimePoint give_up) = 0;
+  // The worker of the session computes with wrong bytes.
+  virtual void resident_is_wrong(SessionId session, const Error& why) = 0;
+};
+
+// What the scrub has done since the start.
+struct ResidentTotals {
+  std::uint64_t scrubbed_bytes = 0;
+  std::uint64_t passes = 0;
+  std::uint64_t wrong_tiles = 0;
+  std::uint64_t mended_tiles = 0;
 };
 
 // The resident copies of this host: parameters of workers in blocks of GPU memory that outlive
@@ -56,6 +77,8 @@ class Residents final : private keeper::KeeperEvents {
   Residents(CopyHost& copies, DeviceHost& devices, EventLog& events, async::TaskGroup& tasks,
             boost::asio::any_io_executor executor, Options options);
 
+  // Null: no session ever hears of wrong bytes.
+  void tell_owners(ResidentOwners* owners) { owners_ = owners; }
   // Asks a keeper that runs already for its copies: those of an earlier agent, or those that a lost
   // connection has left there.
   void recover();
@@ -95,6 +118,26 @@ class Residents final : private keeper::KeeperEvents {
   void drain(bool drained);
   void add_status(proto::AgentStatusResponse& status) const;
 
+  // --- scrub and mend
+
+  // Tiles of one block of a copy.
+  struct Piece {
+    std::string name;
+    std::size_t first = 0;
+    std::size_t count = 0;
+  };
+  // All tiles of all copies.
+  async::Task<std::vector<Piece>> scrub_pieces();
+  // Reads a piece. Wrong tiles are mended, or the copy is dropped and its worker fails. False: the
+  // device process cannot read it now.
+  async::Task<bool> scrub(Piece piece);
+  // A pass has read every piece.
+  void scrubbed_all() { ++totals_.passes; }
+  // The worker of the session has paused: makes the wrong tiles of its copy right. kCorrupt: that
+  // is not possible; the copy is dropped.
+  async::Task<Result<void>> mend(SessionPtr session);
+  const ResidentTotals& totals() const { return totals_; }
+
  private:
   // A process that has the blocks of a copy open.
   struct User {
@@ -106,6 +149,13 @@ class Residents final : private keeper::KeeperEvents {
     // This agent has seen its death; the keeper will.
     bool dying = false;
   };
+  // A check of every byte, at the death of a worker or for the next one.
+  struct Check {
+    explicit Check(const boost::asio::any_io_executor& executor) : done(executor) {}
+    async::Notifier done;
+    const TimePoint begun = steady_now();
+    std::optional<Result<void>> verdict;
+  };
   struct Copy {
     ResidentIdentity identity;
     std::uint64_t bytes = 0;
@@ -114,21 +164,26 @@ class Residents final : private keeper::KeeperEvents {
     std::map<keeper::UserId, User> users;
     // The users of the sessions whose workers use it. 0: the worker takes it over.
     std::map<SessionId, keeper::UserId> sessions;
-    // For a new keeper. Empty without users: the memory then belongs to the keeper alone, which
-    // frees it even if this agent hangs.
-    std::string record;
-    std::vector<UniqueFd> blocks;
+    // For a new keeper, for checks and for the scrub. Null without users, unless a check runs: the
+    // memory then belongs to the keeper alone, which frees it even if this agent hangs.
+    OpenResidentPtr opened;
     // The last user that has gone, whose children may have the blocks open.
     std::optional<ipc::Lineage> gone;
     std::vector<ipc::FileId> files;
     // False: it is lost, unless this agent brings it to a new keeper.
     bool at_keeper = true;
+    // The last one since a worker could write. Null: there was none.
+    std::shared_ptr<Check> check;
+    // Wrong tiles that wait for the worker.
+    std::set<std::size_t> damaged;
 
     bool is_free() const { return users.empty() && sessions.empty(); }
     bool is_used() const;
     bool may_be_taken() const { return identity.shared || is_free(); }
     // Forgets a user that has died or left, and what only users need.
     void remove(keeper::UserId user);
+    // Closes the blocks if nobody here needs them.
+    void close_unused();
   };
   using Copies = std::map<std::string, Copy>;
   // A seal under way. A worker has one of a model on a device at a time.
@@ -158,8 +213,18 @@ class Residents final : private keeper::KeeperEvents {
   async::Task<Result<std::string>> wait_for_free(SessionPtr session, ResidentIdentity wanted,
                                                  TimePoint give_up);
   async::Task<Result<Taken>> open(SessionPtr session, std::string name, TimePoint give_up);
-  async::Task<Result<std::vector<Digest>>> digests_of(std::string device,
-                                                      std::vector<bucket::BlockFile> blocks);
+  async::Task<Result<OpenResidentPtr>> open_copy(std::string name);
+  void came_free(const std::string& name);
+  std::shared_ptr<Check> check_of(const std::string& name);
+  async::Task<void> run_check(std::string name, std::shared_ptr<Check> check);
+  async::Task<Result<void>> verify(std::string name);
+  async::Task<Result<std::vector<std::size_t>>> compare_all(std::string name,
+                                                            OpenResidentPtr opened);
+  async::Task<Result<void>> mend_all(std::string name, OpenResidentPtr opened,
+                                     std::vector<std::size_t> tiles);
+  void found_wrong(const std::string& name, const std::vector<std::size_t>& tiles);
+  void give_up(const std::string& name, const Error& why);
+  async::Task<void> have_mended(std::string name);
   async::Task<Result<void>> keep(SessionPtr session, ResidentIdentity identity,
                                  proto::ResidentRecord record, std::vector<UniqueFd> blocks,
                                  std::shared_ptr<const Sealing> sealing);
@@ -176,7 +241,8 @@ class Residents final : private keeper::KeeperEvents {
   void note(const Copy& copy, std::string kind, std::string why);
 
   CopyHost& copies_;
-  DeviceHost& devices_;
+  ResidentBytes bytes_;
+  ResidentOwners* owners_ = nullptr;
   EventLog& events_;
   async::TaskGroup& tasks_;
   const boost::asio::any_io_executor executor_;
@@ -189,6 +255,7 @@ class Residents final : private keeper::KeeperEvents {
   // Keepers that this agent has lost.
   std::uint64_t losses_ = 0;
   bool drained_ = false;
+  ResidentTotals totals_;
   keeper::KeeperLink link_;
   // A copy has lost a user, or was dropped.
   async::Notifier changed_;

@@ -40,7 +40,9 @@ Result<std::unique_ptr<WorkerService>> WorkerService::start(Host& host,
                                  .ping_interval = own.ping_interval,
                                  .silence = own.silence},
                                 *service, service->tasks_));
+  service->residents_.tell_owners(&service->sessions_);
   service->residents_.recover();
+  service->resident_scrub_.start();
   return service;
 }
 
@@ -59,6 +61,7 @@ WorkerService::WorkerService(Host& host, asio::any_io_executor executor, Service
                              .program = options_.starts_keeper ? "/proc/self/exe" : ""},
                   .time_to_live = options_.resident_time_to_live,
                   .is_worker = [this](pid_t pid) { return connections_->has(pid); }}),
+      resident_scrub_(residents_, tasks_, executor_, options_.resident_scrub),
       sessions_({.copies = host,
                  .devices = host,
                  .instances = instances_,
@@ -130,6 +133,8 @@ Result<void> WorkerService::route(const ClientPtr& client, proto::WorkerFrame& f
       return {};
     case proto::WorkerFrame::kSealResident:
       return sessions_.seal_resident(client, std::move(frame), std::move(descriptors));
+    case proto::WorkerFrame::kMendResident:
+      return sessions_.mend_resident(client, frame);
     case proto::WorkerFrame::kDetach:
       return sessions_.detach(client, frame);
     case proto::WorkerFrame::kWatch:

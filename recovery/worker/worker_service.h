@@ -22,6 +22,7 @@
 #include "recovery/worker/model_switch.h"
 #include "recovery/worker/order_desk.h"
 #include "recovery/worker/publication_desk.h"
+#include "recovery/worker/resident_scrub.h"
 #include "recovery/worker/residents.h"
 #include "recovery/worker/round_driver.h"
 #include "recovery/worker/version_feed.h"
@@ -69,6 +70,8 @@ struct ServiceOptions {
   std::chrono::milliseconds resident_time_to_live{};
   // Starts a keeper of resident copies where none runs.
   bool starts_keeper = true;
+  // How long a pass over all resident copies takes. 0: they are not read again.
+  std::chrono::milliseconds resident_scrub{};
   // Outlives the service. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
   // Outlives the service. nullptr: recoveries leave no spans.
@@ -96,6 +99,8 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
     residents_.add_status(status);
   }
   Residents& residents() { return residents_; }
+  const ResidentTotals& resident_totals() const { return residents_.totals(); }
+  void set_resident_scrub(std::chrono::milliseconds every) { resident_scrub_.set_interval(every); }
   OrderDesk& orders() { return orders_; }
   async::Task<Result<proto::LocalSwitchResponse>> switch_model(proto::LocalSwitchRequest request);
   std::vector<SessionPtr> sessions_of(const std::string& instance) const {
@@ -155,6 +160,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   VersionFeeds feeds_;
   OrderDesk orders_;
   Residents residents_;
+  ResidentScrub resident_scrub_;
   WorkerSessions sessions_;
   RoundDriver rounds_;
   DirectDriver direct_;

@@ -21,6 +21,7 @@ namespace {
 constexpr std::ptrdiff_t kMostSessions = 256;  // of one client
 constexpr std::chrono::milliseconds kDefaultAttach{10'000};
 constexpr std::chrono::milliseconds kLongestAttach{3'600'000};
+constexpr std::chrono::milliseconds kOrderAgain{500};
 
 TimePoint attach_deadline(const proto::WorkerFrame& frame) {
   const std::chrono::milliseconds asked(frame.deadline_ms());
@@ -306,6 +307,50 @@ async::Task<void> WorkerSessions::seal(SessionPtr session, proto::WorkerFrame fr
   const auto sealed = co_await std::move(sealing);
   session->client->send(sealed ? done_frame(frame.call(), session->id())
                                : error_frame(frame.call(), session->id(), sealed.error()));
+}
+
+Result<void> WorkerSessions::mend_resident(const ClientPtr& client,
+                                           const proto::WorkerFrame& frame) {
+  TRY(const auto session, find(client, frame));
+  tasks_.spawn("worker.mend", mend(session, frame.call()));
+  return {};
+}
+
+async::Task<void> WorkerSessions::mend(SessionPtr session, std::uint64_t call) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  auto mending = parts_.residents.mend(session);
+  const auto mended = co_await std::move(mending);
+  session->client->send(mended ? done_frame(call, session->id())
+                               : error_frame(call, session->id(), mended.error()));
+}
+
+async::Task<Result<void>> WorkerSessions::order_mend(SessionId id, std::vector<std::string> tensors,
+                                                     TimePoint give_up) {
+  proto::Order order;
+  for (std::string& name : tensors) order.mutable_damaged()->add_tensors(std::move(name));
+  for (;;) {
+    const auto session = find(id);
+    if (session == nullptr) co_return fail(ErrorCode::kStale, "its session has ended");
+    if (!orders_.watched(id)) {
+      co_return fail(ErrorCode::kUnavailable, "its worker watches for no orders");
+    }
+    auto giving = orders_.give({session}, order, give_up);
+    auto given = co_await std::move(giving);
+    if (given && !given->front()) co_return fail(std::move(given->front()).error());
+    if (given) co_return Result<void>();
+    // It carries out another order.
+    const bool busy = given.error().code() == ErrorCode::kExhausted;
+    const bool cancelled = co_await async::is_cancelled();
+    if (!busy || cancelled || steady_now() >= give_up) co_return fail(std::move(given).error());
+    co_await async::sleep_for(kOrderAgain);
+  }
+}
+
+// The supervisor starts the worker again, and it loads from this host's copy.
+void WorkerSessions::resident_is_wrong(SessionId id, const Error& why) {
+  const auto session = find(id);
+  // A worker that waits for the copy hears it as the answer to its attach.
+  if (session != nullptr && !session->resident.empty()) fail_rank(id, why);
 }
 
 Result<void> WorkerSessions::detach(const ClientPtr& client, const proto::WorkerFrame& frame) {

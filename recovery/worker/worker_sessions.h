@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "proto/agent.pb.h"
+#include "recovery/worker/residents.h"
 #include "recovery/worker/order_desk.h"
 #include "recovery/worker/session_serving.h"
 #include "recovery/worker/version_watch.h"
@@ -18,6 +19,7 @@ namespace rekindle::worker {
 class WorkerSessions final : public RankEffects,
                              public RoundSessions,
                              public DirectSessions,
+                             public ResidentOwners,
                              private ServingEffects {
  public:
   struct Options {
@@ -45,6 +47,8 @@ class WorkerSessions final : public RankEffects,
   // Answered when the copy is kept, or not.
   Result<void> seal_resident(const ClientPtr& client, proto::WorkerFrame frame,
                              std::vector<UniqueFd> blocks);
+  // Answered when the worker's resident copy is right, or cannot be made so.
+  Result<void> mend_resident(const ClientPtr& client, const proto::WorkerFrame& frame);
   Result<void> detach(const ClientPtr& client, const proto::WorkerFrame& frame);
   // kStale: the client has no such session.
   Result<SessionPtr> find(const ClientPtr& client, const proto::WorkerFrame& frame) const;
@@ -68,6 +72,10 @@ class WorkerSessions final : public RankEffects,
   // --- RankEffects
   void fail_rank(SessionId session, const Error& why) override;
   void apply(LocalInstances::Entry& entry, const Instance::Change& change) override;
+  // --- ResidentOwners
+  async::Task<Result<void>> order_mend(SessionId session, std::vector<std::string> tensors,
+                                       TimePoint give_up) override;
+  void resident_is_wrong(SessionId session, const Error& why) override;
   // --- RoundSessions
   bool has_complete_copy(SessionId session) const override;
   void note_round_event(SessionId session, const char* kind) override;
@@ -85,6 +93,7 @@ class WorkerSessions final : public RankEffects,
   static HostRounds::Origin origin_of(const Session& session);
   async::Task<void> seal(SessionPtr session, proto::WorkerFrame frame,
                          std::vector<UniqueFd> blocks);
+  async::Task<void> mend(SessionPtr session, std::uint64_t call);
   void follow_ranks(AttachOrder& order) const;
   void find_predecessor(Session& session, LocalInstances::Entry& entry);
   void proceed_loaded(const SessionPtr& session);

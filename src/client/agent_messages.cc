@@ -106,10 +106,16 @@ constexpr auto fields_of(const BeginSwitchRequest*) { return fields(); }
 constexpr auto fields_of(const PhasesReport*) {
   return fields(field(1, &PhasesReport::phases), field(2, &PhasesReport::ago_us));
 }
+constexpr auto fields_of(const ResidentTensor*) {
+  return fields(field(1, &ResidentTensor::name), field(2, &ResidentTensor::block),
+                field(3, &ResidentTensor::offset), field(4, &ResidentTensor::bytes),
+                field(5, &ResidentTensor::changes), field(6, &ResidentTensor::source));
+}
+constexpr auto fields_of(const MendResidentRequest*) { return fields(); }
 constexpr auto fields_of(const SealResidentRequest*) {
   return fields(field(1, &SealResidentRequest::key), field(2, &SealResidentRequest::description),
                 field(3, &SealResidentRequest::block_bytes),
-                field(5, &SealResidentRequest::shared));
+                field(4, &SealResidentRequest::tensors), field(5, &SealResidentRequest::shared));
 }
 constexpr auto fields_of(const WatchOrdersRequest*) { return fields(); }
 constexpr auto fields_of(const OrderResultRequest*) {

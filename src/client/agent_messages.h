@@ -102,11 +102,20 @@ struct PhasesReport {
   std::vector<PhaseTime> phases;
   std::vector<std::uint64_t> ago_us;  // of each phase, or none
 };
+struct ResidentTensor {
+  std::string name;
+  std::uint32_t block = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  bool changes = false;
+  std::optional<WantedBox> source;
+};
 // The blocks come as descriptors.
 struct SealResidentRequest {
   std::string key;
   std::string description;
   std::vector<std::uint64_t> block_bytes;
+  std::vector<ResidentTensor> tensors;
   // The worker only reads the blocks from now on.
   bool shared = false;
 };
@@ -119,12 +128,14 @@ struct OrderResultRequest {
   std::vector<PhaseTime> phases;
 };
 
+struct MendResidentRequest {};
+
 // In the order of the numbers of WorkerFrame.kind.
 using Request =
     std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest, WatchRequest,
                  PingRequest, PublishBeginRequest, PublishCommitRequest, PublishAbandonRequest,
                  UpdateRequest, PublishWrittenRequest, BeginSwitchRequest, PhasesReport,
-                 SealResidentRequest, WatchOrdersRequest, OrderResultRequest>;
+                 SealResidentRequest, WatchOrdersRequest, OrderResultRequest, MendResidentRequest>;
 
 struct RequestHeader {
   std::uint64_t call = 0;

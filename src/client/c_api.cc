@@ -101,22 +101,6 @@ Result<PhasesReport> phases_of(const rk_phase* phases, std::size_t count) {
   return report;
 }
 
-Result<WantedBox> box_of(const rk_box& box) {
-  if (box.tensor == nullptr) return fail(ErrorCode::kInvalid, "a box without a tensor's name");
-  WantedBox out{box.tensor, {}, {}};
-  if (box.dimensions == 0) return out;
-  if (box.dimensions > kMaxRank) {
-    return fail(ErrorCode::kInvalid, "a box of '{}' with {} dimensions, {} are supported",
-                box.tensor, box.dimensions, kMaxRank);
-  }
-  if (box.offset == nullptr || box.extent == nullptr) {
-    return fail(ErrorCode::kInvalid, "a box of '{}' without offset or extent", box.tensor);
-  }
-  out.offset.assign(box.offset, box.offset + box.dimensions);
-  out.extent.assign(box.extent, box.extent + box.dimensions);
-  return out;
-}
-
 // Returns at once in a process that is no standby.
 Result<std::uint32_t> wait_as_standby(TimePoint deadline) {
   const char* const name = std::getenv(ipc::kStandbyVariable);

@@ -13,10 +13,12 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
+#include "src/client/agent_messages.h"
 #include "src/client/connection.h"
 #include "src/client/publication.h"
 #include "src/client/rekindle.h"
 #include "src/client/session.h"
+#include "src/tensor/box.h"
 
 // A call shares the object, so another thread may close the handle while the call runs. A call that
 // begins later is the caller's mistake.
@@ -114,6 +116,23 @@ inline Result<std::chrono::milliseconds> checked_timeout(std::int64_t timeout_ms
 inline Result<TimePoint> deadline_in(std::int64_t timeout_ms, std::int64_t if_zero = 0) {
   TRY(const auto timeout, checked_timeout(timeout_ms, if_zero));
   return steady_now() + timeout;
+}
+
+// kInvalid: too many dimensions, or a null pointer.
+inline Result<WantedBox> box_of(const rk_box& box) {
+  if (box.tensor == nullptr) return fail(ErrorCode::kInvalid, "a box without a tensor's name");
+  WantedBox out{box.tensor, {}, {}};
+  if (box.dimensions == 0) return out;
+  if (box.dimensions > kMaxRank) {
+    return fail(ErrorCode::kInvalid, "a box of '{}' with {} dimensions, {} are supported",
+                box.tensor, box.dimensions, kMaxRank);
+  }
+  if (box.offset == nullptr || box.extent == nullptr) {
+    return fail(ErrorCode::kInvalid, "a box of '{}' without offset or extent", box.tensor);
+  }
+  out.offset.assign(box.offset, box.offset + box.dimensions);
+  out.extent.assign(box.extent, box.extent + box.dimensions);
+  return out;
 }
 
 // The object behind a handle. kInvalid: the handle is null, or this is a child after fork().

@@ -21,6 +21,25 @@ rk_block* make_handle(WorkerBlock block) {
   return handle.release();
 }
 
+Result<std::vector<ResidentTensor>> resident_tensors(const rk_resident_tensor* tensors,
+                                                     std::size_t count) {
+  if (tensors == nullptr && count > 0) {
+    return fail(ErrorCode::kInvalid, "{} tensors at a null pointer", count);
+  }
+  std::vector<ResidentTensor> named;
+  for (const rk_resident_tensor& tensor : std::span(tensors, count)) {
+    ResidentTensor& one = named.emplace_back();
+    one.name = tensor.name == nullptr ? "" : tensor.name;
+    one.block = tensor.block;
+    one.offset = tensor.offset;
+    one.bytes = tensor.bytes;
+    one.changes = tensor.changes != 0;
+    if (tensor.source.tensor == nullptr) continue;
+    TRY(one.source, box_of(tensor.source));
+  }
+  return named;
+}
+
 }  // namespace
 }  // namespace rekindle::client
 
@@ -94,6 +113,7 @@ RK_API int32_t rk_resident_open(rk_session* session, rk_block** blocks, size_t c
 
 RK_API int32_t rk_resident_seal(rk_session* session, const char* key, const void* description,
                                 uint64_t description_bytes, rk_block* const* blocks, size_t count,
+                                const rk_resident_tensor* tensors, size_t tensor_count,
                                 int64_t timeout_ms, rk_error* error) {
   return with_object(session, error, [&](Session& object) -> Result<void> {
     const std::string name = key == nullptr ? "" : key;
@@ -117,7 +137,15 @@ RK_API int32_t rk_resident_seal(rk_session* session, const char* key, const void
       held.push_back(std::move(block));
     }
     std::string text(static_cast<const char*>(description), description_bytes);
-    return object.seal_resident(name, std::move(text), plain, timeout);
+    TRY(auto named, resident_tensors(tensors, tensor_count));
+    return object.seal_resident(name, std::move(text), plain, std::move(named), timeout);
+  });
+}
+
+RK_API int32_t rk_resident_mend(rk_session* session, int64_t timeout_ms, rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(const auto timeout, checked_timeout(timeout_ms));
+    return object.mend_resident(timeout);
   });
 }
 

@@ -340,18 +340,38 @@ RK_API int32_t rk_resident(rk_session* session, const void** description,
  * reading only, as by rk_block_set_read_only(). */
 RK_API int32_t rk_resident_open(rk_session* session, rk_block** blocks, size_t count,
                                 rk_error* error);
+/* Where bytes of a tensor lie in the blocks of a resident copy. A tensor may have several. */
+typedef struct rk_resident_tensor {
+  const char* name;
+  /* Its number among the blocks. */
+  uint32_t block;
+  /* 1: the worker writes to them while it serves. They are not compared with the seal. */
+  uint32_t changes;
+  /* In the block. */
+  uint64_t offset, bytes;
+  /* The bytes are exactly those of this part of the version, row by row, so that the agent can make
+   * them right when memory goes wrong. `source.tensor` NULL: they are others. */
+  rk_box source;
+} rk_resident_tensor;
 /* Has the agent keep these blocks beyond the end of this process. Call it after rk_wait_commit(),
  * in a process that has written all of its parameters to them. Their next write must come after
  * rk_attach() for another version, or rk_begin_switch(), which end this; then seal them again.
  * `key` has 1 to 4096 bytes and must differ whenever the bytes may mean something else: engine,
  * shards, kind of GPU. `description` is at most 48 MiB that a successor gets. At most 64 blocks. If
  * all blocks are for reading only, workers share the copy: others take it by `resident_shared`
- * while this process lives, and their next write goes to other memory. RK_INVALID: the session is
+ * while this process lives, and their next write goes to other memory. The agent names `tensors` in
+ * its messages; bytes without a tensor are compared and never mended. RK_INVALID: the session is
  * not committed, or has no device. RK_UNAVAILABLE: the agent keeps none, or would not see this
  * process die. */
 RK_API int32_t rk_resident_seal(rk_session* session, const char* key, const void* description,
                                 uint64_t description_bytes, rk_block* const* blocks, size_t count,
+                                const rk_resident_tensor* tensors, size_t tensor_count,
                                 int64_t timeout_ms, rk_error* error);
+/* Has the agent write the right bytes over wrong ones of the sealed blocks, from its copy of the
+ * version. Call it on RK_ORDER_MEND, while no work reads or writes the parameters; on RK_OK all
+ * bytes that the agent knew to be wrong are right. RK_CORRUPT: that is not possible. The session
+ * has ended then, and so must the worker: the next one loads. */
+RK_API int32_t rk_resident_mend(rk_session* session, int64_t timeout_ms, rk_error* error);
 
 /* Reports that this rank has loaded every tensor. Does not wait. RK_INVALID: rk_next() or
  * rk_next_bucket() has not handed out all tensors yet. */

@@ -471,6 +471,7 @@ Result<std::vector<WorkerBlock>> Session::open_resident() {
 
 Result<void> Session::seal_resident(std::string key, std::string description,
                                     std::span<WorkerBlock* const> blocks,
+                                    std::vector<ResidentTensor> tensors,
                                     std::chrono::milliseconds timeout) {
   if (!connection_->keeps_residents()) {
     return fail(ErrorCode::kUnavailable,
@@ -485,7 +486,7 @@ Result<void> Session::seal_resident(std::string key, std::string description,
                 "some blocks of a resident copy are for reading only: make that all of them, or "
                 "none");
   }
-  SealResidentRequest request{std::move(key), std::move(description), {}, shared};
+  SealResidentRequest request{std::move(key), std::move(description), {}, std::move(tensors), shared};
   std::vector<UniqueFd> files;
   for (const WorkerBlock* const block : blocks) {
     request.block_bytes.push_back(block->block->bytes());
@@ -493,6 +494,14 @@ Result<void> Session::seal_resident(std::string key, std::string description,
     files.push_back(std::move(file));
   }
   return tell(request, timeout, std::move(files));
+}
+
+Result<void> Session::mend_resident(std::chrono::milliseconds timeout) {
+  if (!connection_->gives_orders()) {
+    return fail(ErrorCode::kUnavailable,
+                "the agent of this host mends nothing: it is older than this library");
+  }
+  return tell(MendResidentRequest{}, timeout);
 }
 
 // --- the versions

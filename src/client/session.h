@@ -63,7 +63,10 @@ class Session {
   // Gives the parameters of this committed session to the agent's keeper.
   Result<void> seal_resident(std::string key, std::string description,
                              std::span<WorkerBlock* const> blocks,
+                             std::vector<ResidentTensor> tensors,
                              std::chrono::milliseconds timeout);
+  // Has the agent make wrong bytes of these parameters right. No work uses them meanwhile.
+  Result<void> mend_resident(std::chrono::milliseconds timeout);
 
   Result<void> loaded();
   Result<void> wait_commit(TimePoint deadline);

@@ -94,8 +94,20 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
   EXPECT_TRUE(parsed({6, 0, 0}, PingRequest{}).has_ping());
   EXPECT_TRUE(parsed({6, 1, 0}, PublishCommitRequest{}).has_publish_commit());
   EXPECT_TRUE(parsed({6, 1, 0}, PublishAbandonRequest{}).has_publish_abandon());
-  const auto seal =
-      parsed({6, 1, 0}, SealResidentRequest{"key", "places", {std::uint64_t{1} << 33, 7}, true});
+  const ResidentTensor tensor{"w", 1, std::uint64_t{1} << 32, 8, true, WantedBox{"v", {2}, {4}}};
+  const auto seal = parsed(
+      {6, 1, 0}, SealResidentRequest{
+                     "key", "places", {std::uint64_t{1} << 33, 7}, {tensor, ResidentTensor{}}, true});
+  ASSERT_EQ(seal.seal_resident().tensors_size(), 2);
+  EXPECT_EQ(seal.seal_resident().tensors(0).name(), "w");
+  EXPECT_EQ(seal.seal_resident().tensors(0).block(), 1u);
+  EXPECT_EQ(seal.seal_resident().tensors(0).offset(), std::uint64_t{1} << 32);
+  EXPECT_EQ(seal.seal_resident().tensors(0).bytes(), 8u);
+  EXPECT_TRUE(seal.seal_resident().tensors(0).changes());
+  EXPECT_EQ(seal.seal_resident().tensors(0).source().tensor(), "v");
+  EXPECT_THAT(seal.seal_resident().tensors(0).source().extent(), ElementsAre(4));
+  EXPECT_FALSE(seal.seal_resident().tensors(1).has_source());
+  EXPECT_TRUE(parsed({6, 1, 0}, MendResidentRequest{}).has_mend_resident());
   EXPECT_EQ(seal.seal_resident().key(), "key");
   EXPECT_EQ(seal.seal_resident().description(), "places");
   EXPECT_TRUE(seal.seal_resident().shared());

@@ -131,6 +131,78 @@ TEST_F(DeviceLinkTest, BlocksOfAnotherProcessAreDigested) {
   EXPECT_EQ(link_->status().restarts, 0u);
 }
 
+TEST_F(DeviceLinkTest, APartOfABlockIsDigestedReadAndWritten) {
+  constexpr std::uint64_t kBytes = 6 << 20;
+  constexpr std::uint64_t kPiece = 1 << 20;
+  const auto device = bucket::make_double_device("double:1", kBytes);
+  const auto block = *device->allocate_block(kBytes);
+  auto* const bytes = reinterpret_cast<char*>(block->address());
+  for (std::uint64_t i = 0; i < kBytes; ++i) bytes[i] = static_cast<char>(i * 7 >> 3);
+  const UniqueFd descriptor = *block->export_descriptor();
+  const auto part = [&](std::uint64_t offset, std::uint64_t length) {
+    auto blocks = blocks_of(descriptor, kBytes);
+    blocks[0].offset = offset;
+    blocks[0].length = length;
+    return blocks;
+  };
+  start();
+  ASSERT_TRUE(serving());
+  std::optional<Result<std::vector<Digest>>> digests;
+  const auto check = [&](std::uint64_t offset, std::uint64_t length) {
+    digests.reset();
+    link_->check_blocks("double:1", part(offset, length),
+                        [&](Result<std::vector<Digest>> got) { digests = std::move(got); });
+    return until([&] { return digests.has_value(); });
+  };
+  ASSERT_TRUE(check(2 * kPiece, 2 * kPiece));
+  const auto* const from = reinterpret_cast<const std::byte*>(bytes) + 2 * kPiece;
+  EXPECT_EQ(**digests,
+            (std::vector<Digest>{blake3({from, kPiece}), blake3({from + kPiece, kPiece})}));
+  ASSERT_TRUE(check(5 * kPiece, 2 * kPiece));
+  EXPECT_EQ(digests->error().code(), ErrorCode::kInvalid);
+
+  std::optional<Result<std::string>> copied;
+  const auto copy = [&](std::uint64_t offset, std::uint64_t length, std::string data) {
+    copied.reset();
+    link_->copy_block("double:1", std::move(part(offset, length)[0]), std::move(data),
+                      [&](Result<std::string> got) { copied = std::move(got); });
+    return until([&] { return copied.has_value(); });
+  };
+  ASSERT_TRUE(copy(kPiece, 1000, ""));
+  EXPECT_EQ(**copied, std::string(bytes + kPiece, 1000));
+  ASSERT_TRUE(copy(kPiece + 5, 3, "abc"));
+  ASSERT_TRUE(copied->has_value()) << copied->error().message();
+  EXPECT_EQ(std::string(bytes + kPiece + 5, 3), "abc");
+  ASSERT_TRUE(copy(kBytes - 2, 3, "abc"));
+  EXPECT_EQ(copied->error().code(), ErrorCode::kInvalid);
+  ASSERT_TRUE(copy(0, kPiece + 1, ""));
+  EXPECT_EQ(copied->error().code(), ErrorCode::kInvalid);
+  EXPECT_EQ(link_->status().restarts, 0u);
+}
+
+// A context of CUDA does not recover from such an error.
+TEST_F(DeviceLinkTest, ACheckThatFailsOnItsDeviceEndsTheProcessAndANewOneChecks) {
+  const auto device = bucket::make_double_device("double:1", 2 << 20);
+  const UniqueFd descriptor = *(*device->allocate_block(2 << 20))->export_descriptor();
+  start({"--failpoints", "device.check=error:EIO@2"});
+  ASSERT_TRUE(serving());
+  std::optional<Result<std::vector<Digest>>> answer;
+  const auto check = [&] {
+    answer.reset();
+    link_->check_blocks("double:1", blocks_of(descriptor, 2 << 20),
+                        [&](Result<std::vector<Digest>> got) { answer = std::move(got); });
+    return until([&] { return answer.has_value(); });
+  };
+  ASSERT_TRUE(check());
+  EXPECT_TRUE(answer->has_value());
+  ASSERT_TRUE(check());
+  EXPECT_EQ(answer->error().code(), ErrorCode::kInternal);
+  ASSERT_TRUE(until([&] { return link_->status().restarts == 1; }));
+  ASSERT_TRUE(serving());
+  ASSERT_TRUE(check());
+  EXPECT_TRUE(answer->has_value());
+}
+
 TEST_F(DeviceLinkTest, ACheckThatLosesItsProcessIsAnswered) {
   const auto device = bucket::make_double_device("double:1", 2 << 20);
   const UniqueFd descriptor = *(*device->allocate_block(2 << 20))->export_descriptor();

@@ -1,7 +1,8 @@
 """A worker whose parameters outlive it: `resident_process.py STORE MODEL DEVICE OPTIONS-AS-JSON`.
 
 It prints a line of JSON when it is ready, then obeys lines on stdin, and answers each with a line:
-`show`, `scribble`, `update VERSION`, `stage VERSION [host]`, `rebind`, `fork`, `detach`."""
+`show`, `scribble`, `update VERSION`, `stage VERSION [host]`, `rebind`, `fork`, `detach`, `watch`, `step`,
+`step-unmended`."""
 import json
 import os
 import sys
@@ -68,6 +69,16 @@ def main():
             word, *rest = line.split()
             if word == "scribble":
                 model.second.weight[10, 11] += 1
+            elif word == "watch":
+                assert session.next_order() is None
+            elif word == "step":
+                order = session.next_order(60)
+                session.mend()
+                order.done()
+                print(json.dumps({"kind": order.kind, "tensors": order.tensors}), flush=True)
+                continue
+            elif word == "step-unmended":
+                session.next_order(60).fail("it cannot pause")
             elif word == "update":
                 before, session = session, load(int(rest[0]))
                 before.close()

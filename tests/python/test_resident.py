@@ -185,12 +185,12 @@ def test_a_child_of_a_dead_reader_does_not_matter(fleet):
         check(first.tell("show"))
 
 
-def test_a_byte_that_changed_after_the_seal_is_found(fleet):
+def test_a_byte_that_changed_after_the_seal_is_mended(fleet):
     with Worker(fleet) as first:
         first.tell("scribble")
     with Worker(fleet) as second:
-        check(second.ready, rung="local")
-    assert "was changed after its seal" in events(fleet, "no_resident")[-1]["why"]
+        check(second.ready, rung="resident")
+    assert "second.weight" in events(fleet, "resident_mended")[-1]["why"]
 
 
 def test_an_update_writes_in_place_and_is_kept_again(fleet):

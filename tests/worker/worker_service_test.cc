@@ -11,6 +11,8 @@
 namespace rekindle::worker {
 namespace {
 
+using ::testing::HasSubstr;
+
 TEST_F(WorkerServiceTest, HandsOverACommittedCopyForReadingOnly) {
   Raw raw = greeted();
   EXPECT_EQ(raw.descriptors.size(), 1u) << "the life page";

@@ -118,9 +118,9 @@ Result<std::chrono::milliseconds> load_timeout(const AgentArgs& args) {
   return timeout;
 }
 
-Result<std::chrono::milliseconds> scrub_interval(const AgentArgs& args) {
-  if (args.scrub == "off") return std::chrono::milliseconds(0);
-  return parse_duration("--scrub", args.scrub);
+Result<std::chrono::milliseconds> scrub_interval(const char* option, const std::string& text) {
+  if (text == "off") return std::chrono::milliseconds(0);
+  return parse_duration(option, text);
 }
 
 Result<void> check_node_id(const std::string& node_id) {
@@ -254,7 +254,9 @@ agent::AgentOptions agent_options(const Settings& settings, const AgentArgs& arg
   problems.take("resident-ttl", options.resident_time_to_live,
                 parse_duration("--resident-ttl", args.resident_ttl));
   options.starts_keeper = !args.external_keeper;
-  problems.take("scrub", options.scrub, scrub_interval(args));
+  problems.take("resident-scrub", options.resident_scrub,
+                scrub_interval("--resident-scrub", args.resident_scrub));
+  problems.take("scrub", options.scrub, scrub_interval("--scrub", args.scrub));
   problems.take("numa", options.numa, numa_policy(args));
   problems.take("gpu", options.gpu, gpu_options(settings, args));
   if (args.gpu_direct != "auto" && args.gpu_direct != "off") {
@@ -377,6 +379,10 @@ void add_agent_options(Command& sub, AgentArgs& args) {
   sub.flag("--external-keeper", args.external_keeper,
            "Start no process that holds these parameters: another container runs\n"
            "`rekindle keeper --directory DIR/agent` [off]");
+  sub.option("--resident-scrub", args.resident_scrub,
+             "How long a GPU takes to read the parameters that workers leave there again, a piece\n"
+             "at a time, to find bytes that went wrong; off: never [60s]")
+      .type_name("TIME");
   sub.option("--allow-uid", args.allow_uids,
              "Also serve workers of this user; repeat, or separate several by commas. They may\n"
              "pass through the store's directory (mode 0711), and they trust an agent of root\n"

@@ -81,6 +81,7 @@ struct AgentArgs {
   std::string load_timeout = "10min";
   std::string resident_ttl = "2min";
   bool external_keeper = false;
+  std::string resident_scrub = "60s";
   std::string scrub = "24h";
   std::vector<std::string> allow_uids;
   std::string numa = "auto";

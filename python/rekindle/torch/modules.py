@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -30,7 +30,8 @@ _filled: WeakKeyDictionary[nn.Module, Contents] = WeakKeyDictionary()
 
 def load(model: nn.Module, name: str | None = None, version: str | int | None = "latest", *,
          strict: bool = True, convert: bool = False, load_timeout: float | None = 60.0,
-         resident: bool | str = False, shared: bool = False, **options: Any) -> sessions.Session:
+         resident: bool | str = False, shared: bool = False,
+         resident_changes: Sequence[str] = (), **options: Any) -> sessions.Session:
     """Fills a module's parameters and persistent buffers in place with a version's tensors of the
     same names and shapes.
 
@@ -57,6 +58,8 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     parameters after the commit: on a double that ends the process, on a GPU it ends the context. A
     load of another version takes a shared copy of that version, if there is one. Otherwise it gives
     the parameters other memory first, so their addresses change.
+    `resident_changes`: regular expressions for whole names of parameters and buffers to which the
+    model itself writes while it serves. Their bytes are not compared with those of the seal.
 
     Returns the session with everything loaded; the caller commits it. Raises what `rekindle.attach`
     and `Session.load_into` raise.
@@ -64,6 +67,8 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     key = ""
     if shared and not resident:
         raise InvalidError("shared=True without resident=True: only resident parameters are shared")
+    if shared and resident_changes:
+        raise InvalidError("shared=True with resident_changes: nothing may write to shared parameters")
     if resident:
         device = memory.common_device(model.state_dict(keep_vars=True).values())
         options.setdefault("device", device)
@@ -79,7 +84,7 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     try:
         declared.fill(session)
         if resident:
-            residents.place(model, session, key, shared)
+            residents.place(model, session, key, shared, resident_changes)
     except BaseException:
         session.close()
         raise
@@ -200,7 +205,7 @@ def _declare(model: nn.Module, name: str | None, version: str | int | None, stri
         residents.leave(model, session)
         plan.fill(session)
         _filled[model] = contents
-        session.after_commit(lambda: residents.seal(model, session))
+        session.after_commit(lambda: residents.seal(model, session, contents.tensors))
 
     return _Declared(number, attach, fill)
 

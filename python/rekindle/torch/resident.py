@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,8 +18,10 @@ import torch
 from .. import _resident
 from .. import session as sessions
 from .._device import resolve
+from ..boxes import Box, row_major
 from ..errors import (
     ExhaustedError, InvalidError, NotFoundError, TimeoutError, UnavailableError)
+from ..recording.tracer import TensorMeta
 from . import memory
 
 # Of a tensor in a block: enough for every kernel.
@@ -101,7 +104,10 @@ def leave(model: torch.nn.Module, session: sessions.Session) -> None:
     if kept is None or not kept.shared:
         return
     if session._device is not None:
-        _kept[model] = _move(model, session, kept.key, True)
+        changing = {name for entry in json.loads(kept.description)["tensors"]
+                    if entry.get("changes") for name in entry["names"]}
+        _kept[model] = _move(model, session, kept.key, True,
+                             lambda names: not changing.isdisjoint(names))
         return
     # The session loads from host memory. Nothing is kept then.
     del _kept[model]
@@ -112,21 +118,23 @@ def leave(model: torch.nn.Module, session: sessions.Session) -> None:
                 storage, value.storage_offset(), value.shape, value.stride())
 
 
-def place(model: torch.nn.Module, session: sessions.Session, key: str,
-          shared: bool = False) -> None:
+def place(model: torch.nn.Module, session: sessions.Session, key: str, shared: bool = False,
+          changes: Sequence[str] = ()) -> None:
     """Moves the module's parameters and buffers to blocks, at addresses that stay. A warning says why that is not possible;
     the module then works as before."""
     if is_kept(model):
         return
     try:
-        _kept[model] = _move(model, session, key, shared)
+        _kept[model] = _move(model, session, key, shared, _changing(changes))
     except (InvalidError, UnavailableError, ExhaustedError) as why:
         warnings.warn(f"the parameters of {session.model}@{session.version} are not resident: {why}",
                       stacklevel=3)
 
 
-def seal(model: torch.nn.Module, session: sessions.Session) -> None:
-    """Gives the module's blocks to the agent's keeper. A warning says why that is not possible."""
+def seal(model: torch.nn.Module, session: sessions.Session,
+         catalog: Mapping[str, TensorMeta]) -> None:
+    """Gives the module's blocks to the agent's keeper. `catalog`: the tensors of the version. A
+    warning says why that is not possible."""
     kept = _kept.get(model)
     if kept is None:
         return
@@ -142,13 +150,47 @@ def seal(model: torch.nn.Module, session: sessions.Session) -> None:
     try:
         for block in kept.blocks if kept.shared else ():
             block.set_read_only(True)
-        _resident.seal(session._native, kept.key, kept.description, kept.blocks, _SEAL_TIMEOUT_S)
+        _resident.seal(session._native, kept.key, kept.description, kept.blocks, _SEAL_TIMEOUT_S,
+                       _parts(kept.description, catalog))
     except Exception as why:
         warnings.warn(f"the parameters of {session.model}@{session.version} are not resident: {why}",
                       stacklevel=2)
 
 
 # --- parameters and blocks
+
+def _changing(patterns: Sequence[str]) -> Callable[[Sequence[str]], bool]:
+    """Returns whether a tensor of these names is one to which the model writes."""
+    compiled = [re.compile(pattern) for pattern in patterns]
+    return lambda names: any(pattern.fullmatch(name) for pattern in compiled for name in names)
+
+
+def _parts(description: bytes, catalog: Mapping[str, TensorMeta]) -> list[_resident.Part]:
+    return [_part(entry, catalog) for entry in json.loads(description)["tensors"]]
+
+
+def _part(entry: Mapping[str, Any], catalog: Mapping[str, TensorMeta]) -> _resident.Part:
+    """Where a tensor lies, and where its bytes come from. That may be a guess: nothing is written
+    without the digest of the seal."""
+    dtype: torch.dtype = getattr(torch, str(entry["dtype"]).removeprefix("torch."))
+    shape, stride = tuple(entry["shape"]), tuple(entry["stride"])
+    source = None
+    for name in entry["names"]:
+        meta = catalog.get(name)
+        if (meta is not None and tuple(meta.shape) == shape and meta.dtype == dtype
+                and stride == row_major(shape)):
+            source = Box(name)
+    return _resident.Part(entry["names"][0], entry["block"], entry["at"],
+                          _elements(shape, stride) * dtype.itemsize, entry.get("changes", False),
+                          source)
+
+
+def _elements(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """From the first element in memory to the last one."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True))
+
 
 def _moved(model: torch.nn.Module, kept: Kept) -> str | None:
     """Returns the name of a tensor that no longer lies in its block; None: all of them do."""
@@ -189,8 +231,8 @@ def _storages(model: torch.nn.Module) -> dict[int, list[tuple[torch.Tensor, list
     return storages
 
 
-def _move(model: torch.nn.Module, session: sessions.Session, key: str,
-          shared: bool = False) -> Kept:
+def _move(model: torch.nn.Module, session: sessions.Session, key: str, shared: bool,
+          changing: Callable[[Sequence[str]], bool]) -> Kept:
     device = session._device
     if device is None:
         raise InvalidError("they are in host memory; load them with device=")
@@ -199,12 +241,15 @@ def _move(model: torch.nn.Module, session: sessions.Session, key: str,
         if value.device != place_of or value.layout != torch.strided:
             raise InvalidError(f"{names[0]} is {value.layout} on {value.device}, and not a plain "
                                f"tensor on {place_of}")
-    groups = list(_storages(model).values())
+    # Tensors that change lie in blocks of their own: a MiB with bytes of them is not compared.
+    groups = sorted(_storages(model).values(),
+                    key=lambda group: any(changing(names) for _, names in group))
+    apart = sum(not any(changing(names) for _, names in group) for group in groups)
     sizes = [_aligned(group[0][0].untyped_storage().nbytes()) for group in groups]
     described: list[dict[str, Any]] = []
     blocks: list[_resident.Block] = []
     with device.on_stream():
-        for members in _shares(sizes):
+        for members in _shares(sizes, apart):
             if place_of.type == "cuda":
                 # What the block before has freed.
                 torch.cuda.empty_cache()
@@ -218,16 +263,19 @@ def _move(model: torch.nn.Module, session: sessions.Session, key: str,
                 at += sizes[index]
             blocks.append(block)
             device.synchronize()
+    for entry in described:
+        entry["changes"] = changing(entry["names"])
     return Kept(key, json.dumps({"format": _FORMAT, "tensors": described}).encode(), blocks, shared)
 
 
-def _shares(sizes: list[int]) -> Iterator[list[int]]:
-    """Groups storages, in order, to blocks of about the same size."""
+def _shares(sizes: list[int], apart: int) -> Iterator[list[int]]:
+    """Groups storages, in order, to blocks of about the same size. That of number `apart` begins a
+    block."""
     share = max(_SMALLEST_BLOCK, -(-sum(sizes) // _SHARES))
     members: list[int] = []
     filled = 0
     for index, size in enumerate(sizes):
-        if members and filled + size > share:
+        if members and (filled + size > share or index == apart):
             yield members
             members, filled = [], 0
         members.append(index)
@@ -257,8 +305,7 @@ def _fill(block: _resident.Block, number: int, at: int,
 def _view(block: _resident.Block, entry: Mapping[str, Any]) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, str(entry["dtype"]).removeprefix("torch."))
     shape, stride, at = entry["shape"], entry["stride"], int(entry["at"])
-    elements = 0 if 0 in shape else 1 + sum((extent - 1) * step
-                                            for extent, step in zip(shape, stride, strict=True))
+    elements = _elements(shape, stride)
     size = elements * dtype.itemsize
     if at < 0 or at + size > block.size or at % max(1, dtype.itemsize):
         raise InvalidError(f"{entry['names'][0]} does not lie in its block")

@@ -15,6 +15,7 @@
 #include "recovery/device/process/host_devices.h"
 #include "recovery/device/process/pinned_copies.h"
 #include "recovery/rpc/convert.h"
+#include "src/base/failpoint.h"
 #include "src/base/log.h"
 #include "src/base/worker_pool.h"
 #include "src/bucket/block_digests.h"
@@ -31,6 +32,9 @@ constexpr std::chrono::hours kNoDeadline{1};
 // A GPU checks its whole memory in a fraction of a second; a double, or a GPU whose digests the
 // host computes, in a minute.
 constexpr std::chrono::seconds kCheckDeadline{120};
+// Of a MiB. Shorter than the agent waits: after its answer, or this process's end, nothing is
+// written any more.
+constexpr std::chrono::seconds kCopyDeadline{5};
 // A drop of idle communicators is tried again after this, while an id is being made.
 constexpr std::chrono::seconds kDropAgain{1};
 // Any number of tiles is fine here: the session knows how many there are.
@@ -62,6 +66,7 @@ class Process {
   Result<void> begin(const proto::ServeDevice& order, std::vector<UniqueFd> descriptors);
   void make_id(std::uint64_t number);
   void check_blocks(const proto::CheckBlocks& order, std::vector<UniqueFd> descriptors);
+  void copy_block(const proto::CopyBlock& order, std::vector<UniqueFd> descriptors);
   std::optional<TimePoint> drop_communicators(TimePoint now);
   Result<void> report_pinned();
   Result<void> report_sessions();
@@ -202,6 +207,9 @@ Result<void> Process::on_frame(const proto::AgentToDevices& frame,
     case proto::AgentToDevices::kCheck:
       check_blocks(frame.check(), std::move(descriptors));
       return {};
+    case proto::AgentToDevices::kCopyBlock:
+      copy_block(frame.copy_block(), std::move(descriptors));
+      return {};
     case proto::AgentToDevices::kPing: {
       proto::DevicesToAgent answer;
       answer.mutable_pong();
@@ -315,11 +323,19 @@ Result<std::vector<Digest>> check(const Devices& devices, const proto::CheckBloc
     return fail(ErrorCode::kInvalid, "{} descriptors came for {} blocks", descriptors.size(),
                 order.bytes_size());
   }
+  const bool in_part = order.offset_size() > 0;
+  if (in_part &&
+      (order.offset_size() != order.bytes_size() || order.length_size() != order.bytes_size())) {
+    return fail(ErrorCode::kInvalid, "{} parts of {} blocks", order.offset_size(),
+                order.bytes_size());
+  }
   std::vector<bucket::BlockFile> blocks;
   for (int i = 0; i < order.bytes_size(); ++i) {
-    blocks.push_back({std::move(descriptors[static_cast<std::size_t>(i)]), order.bytes(i)});
+    blocks.push_back({std::move(descriptors[static_cast<std::size_t>(i)]), order.bytes(i),
+                      in_part ? order.offset(i) : 0, in_part ? order.length(i) : 0});
   }
   TRY(bucket::Device* const device, devices.open(order.device()));
+  TRY_VOID(failpoint("device.check"));
   return bucket::digest_blocks(*device, blocks, steady_now() + kCheckDeadline);
 }
 
@@ -337,6 +353,37 @@ void Process::check_blocks(const proto::CheckBlocks& order, std::vector<UniqueFd
     answer(digests, steady_now() - begun);
   });
   if (!queued) answer(fail(ErrorCode::kExhausted, "too many copies are being checked"), {});
+}
+
+// What was read. Empty after a write.
+Result<std::string> copy(const Devices& devices, const proto::CopyBlock& order, UniqueFd block) {
+  if (!devices.contains(order.device())) {
+    return fail(ErrorCode::kNotFound, "there is no device {}", order.device());
+  }
+  const std::uint64_t bytes = order.data().empty() ? order.bytes() : order.data().size();
+  if (bytes == 0) return fail(ErrorCode::kInvalid, "a copy of 0 bytes of a block");
+  const bucket::BlockFile part{std::move(block), order.block_bytes(), order.offset(), bytes};
+  const TimePoint deadline = steady_now() + kCopyDeadline;
+  TRY(bucket::Device* const device, devices.open(order.device()));
+  if (order.data().empty()) return bucket::read_block(*device, part, deadline);
+  TRY_VOID(bucket::write_block(*device, part, order.data(), deadline));
+  return std::string();
+}
+
+void Process::copy_block(const proto::CopyBlock& order, std::vector<UniqueFd> descriptors) {
+  const auto answer = [this, number = order.number()](Result<std::string> bytes) {
+    proto::DevicesToAgent frame;
+    *frame.mutable_block_copied() = to_copied(number, std::move(bytes));
+    sessions_.post(std::move(frame));
+  };
+  if (descriptors.size() != 1) {
+    return answer(
+        fail(ErrorCode::kInvalid, "{} descriptors came for one block", descriptors.size()));
+  }
+  const auto block = std::make_shared<UniqueFd>(std::move(descriptors.front()));
+  const bool queued = checkers_.try_submit(
+      [this, answer, order, block] { answer(copy(devices_, order, std::move(*block))); });
+  if (!queued) answer(fail(ErrorCode::kExhausted, "too many copies are being checked"));
 }
 
 // Returns when to look next.
