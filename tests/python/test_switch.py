@@ -283,3 +283,28 @@ def test_a_successor_takes_over_the_model_that_served_last(fleet):
         assert second.ready["rung"] == "resident"
         switch(fleet, "a@1")
         check(second.answer(), "a")
+
+
+def test_models_of_transformers_take_turns(fleet, tmp_path):
+    """Their checkpoints have other names than the modules, and the modules have buffers that no checkpoint has."""
+    transformers = pytest.importorskip("transformers")
+    import transformers_models as known
+    from rekindle.torch import Models
+    names = ("llama", "qwen3_moe")
+    wanted = {}
+    for name in names:
+        model = known.build(name)
+        wanted[name] = known.digest(model)
+        model.save_pretrained(tmp_path / name)
+        fleet.publish(f"{name}@1", tmp_path / name)
+
+    def build(name):
+        with torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(known.config(name)).eval()
+
+    with Models({name: build(name) for name in names}, device=DEVICE, agent=fleet.store("a")) as models:
+        for name in (*names, *names):
+            assert known.digest(models.switch(name)) == wanted[name]
+        with pytest.raises(rekindle.NotFoundError, match="has no model other"):
+            models.switch("other")
+        assert known.digest(models.model) == wanted[names[-1]]

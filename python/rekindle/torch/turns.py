@@ -78,7 +78,10 @@ class Models:
         self._device = memory.torch_device(options.get("device"))
         self._bytes = max(_end(_places(module)) for module in self._modules.values())
         self._places: dict[str, list[_Place]] = {}
+        self._arena = torch.empty(0, dtype=torch.uint8)
+        # Of a resident arena, and the session with which it was sealed last.
         self._block: _resident.Block | None = None
+        self._sealed: sessions.Session | None = None
         self._plans: dict[tuple[str, int], _Declared] = {}
         self._serving: _Serving | None = None
         # Sessions that have no use any more, but may still have to answer an order.
@@ -134,20 +137,21 @@ class Models:
         A failure is told to the agent, and the earlier model goes on. Raises only if that model
         cannot be loaded again. If the agent has restarted, the model that serves is loaded again."""
         serving = self._require()
-        self._phases = {}
+        # What a switch leaves to do waits until here: the first token comes before.
+        self._settle()
         try:
             order = serving.session.next_order(timeout)
             if order is None:
                 return False
+            self._phases = {}
             self._obey(order, drain)
         except (PeerLostError, StaleError) as why:
             # Of the session that serves. The memory has the right bytes, but nobody knows that.
             if self._serving is not serving:
                 raise
             warnings.warn(f"{serving.name}@{serving.version} is loaded again: {why}", stacklevel=2)
+            self._phases = {}
             self._go_back(serving, self._next_generation(1))
-        finally:
-            self._settle()
         return self._serving is not serving
 
     def close(self) -> None:
@@ -354,8 +358,6 @@ class Models:
             self._block = _resident.allocate(session._native, session._device, self._bytes)
         arena: torch.Tensor = self._block.bytes
         return arena
-
-    _sealed: sessions.Session | None = None
 
     def _seal(self, serving: _Serving) -> None:
         session = serving.session
