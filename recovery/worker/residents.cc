@@ -231,7 +231,7 @@ async::Task<Result<void>> Residents::read_keeper() {
     for (const keeper::UserId user : gone) known->second.remove(user);
   }
   for (const std::string& name : names) {
-    if (!enabled()) {
+    if (!enabled() || drained_) {
       tasks_.spawn("worker.residents", tell_drop(name));
       continue;
     }
@@ -269,9 +269,9 @@ async::Task<Result<void>> Residents::keep_again(std::string name) {
         found->second.users, [&](const auto& user) { return !renewed.contains(user.first); });
     if (next == found->second.users.end()) break;
     const keeper::UserId old_number = next->first;
-    CO_TRY(auto pidfd, duplicate(next->second.pidfd.get(), "keep a pidfd"));
-    auto asking = renewed.empty() ? keep_with(name, found->second, std::move(pidfd))
-                                  : link_.use(name, std::move(pidfd));
+    CO_TRY(auto order, order_for(name, found->second, next->second));
+    auto asking =
+        renewed.empty() ? link_.keep(std::move(order)) : link_.use(name, std::move(order.user));
     CO_TRY(const keeper::UserId number, co_await std::move(asking));
     renewed.insert(number);
     found = kept_.find(name);
@@ -297,13 +297,17 @@ async::Task<Result<void>> Residents::keep_again(std::string name) {
   co_return Result<void>();
 }
 
-async::Task<Result<keeper::UserId>> Residents::keep_with(std::string name, const Copy& copy,
-                                                         UniqueFd pidfd) {
-  CO_TRY(auto blocks, copy.opened->share());
-  auto keeping =
-      link_.keep({std::move(name), copy.opened->record().SerializeAsString(), std::move(blocks),
-                  std::move(pidfd), options_.time_to_live, copy.identity.uid});
-  co_return co_await std::move(keeping);
+Result<keeper::KeeperLink::Order> Residents::order_for(const std::string& name, const Copy& copy,
+                                                       const User& user) const {
+  if (copy.opened == nullptr) return fail(ErrorCode::kStale, "its workers have ended");
+  TRY(auto blocks, copy.opened->share());
+  TRY(auto pidfd, duplicate(user.pidfd.get(), "keep a pidfd"));
+  return keeper::KeeperLink::Order{name,
+                                   copy.opened->record().SerializeAsString(),
+                                   std::move(blocks),
+                                   std::move(pidfd),
+                                   options_.time_to_live,
+                                   copy.identity.uid};
 }
 
 // Drops a copy whose record is damaged, or of a later release.

@@ -205,8 +205,8 @@ class Residents final : private keeper::KeeperEvents {
   void add_kept(const std::string& name, keeper::KeeperLink::Kept kept);
   async::Task<Result<void>> bring_back();
   async::Task<Result<void>> keep_again(std::string name);
-  // `copy` is read before the first wait.
-  async::Task<Result<keeper::UserId>> keep_with(std::string name, const Copy& copy, UniqueFd pidfd);
+  Result<keeper::KeeperLink::Order> order_for(const std::string& name, const Copy& copy,
+                                              const User& user) const;
   async::Task<Result<void>> seal_alone(SessionPtr session, proto::SealResident request,
                                        std::vector<UniqueFd> blocks,
                                        std::shared_ptr<Sealing> sealing);
