@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::uint64_t kTile = bucket::kPieceBytes;
 constexpr int kMostTensors = 1 << 20;
+constexpr std::size_t kMostNameBytes = 1024;
 
 std::size_t tiles_of(std::uint64_t bytes) {
   return static_cast<std::size_t>(bytes / kTile + (bytes % kTile != 0 ? 1 : 0));
@@ -77,6 +78,12 @@ Result<void> check_tensors(const proto::SealResident& request) {
                 request.tensors_size(), kMostTensors);
   }
   for (const auto& tensor : request.tensors()) {
+    if (tensor.name().size() > kMostNameBytes) {
+      return fail(ErrorCode::kInvalid,
+                  "a tensor of a resident copy has a name of {} bytes: at most "
+                  "{} are possible",
+                  tensor.name().size(), kMostNameBytes);
+    }
     const bool known = tensor.block() < static_cast<std::uint32_t>(request.block_bytes_size());
     const std::uint64_t bytes =
         known ? request.block_bytes(static_cast<int>(tensor.block())) : std::uint64_t{0};

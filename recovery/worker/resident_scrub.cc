@@ -60,7 +60,7 @@ async::Task<void> ResidentScrub::pass() {
     const bool goes_on = co_await std::move(resting);
     if (!goes_on) co_return;
   }
-  if (!pieces.empty()) residents_.scrubbed_all();
+  if (!pieces.empty()) residents_.scrubbed(pieces);
 }
 
 // Returns when the next of so many pieces is due. False: the scrub ends, or was turned off.

@@ -48,7 +48,9 @@ constexpr std::size_t kMostMended = 16;
 constexpr std::chrono::seconds kMendPatience{60};
 // The GPU reads a piece in about a millisecond.
 constexpr std::size_t kPieceTiles = 512;
+// Names of tensors in an event, and in an order.
 constexpr std::size_t kMostNamed = 8;
+constexpr std::size_t kMostOrdered = 256;
 // For a device process that starts anew in a mend.
 constexpr std::chrono::seconds kMendTime{10};
 
@@ -76,6 +78,7 @@ std::vector<std::string> names_in(const OpenResident& opened,
   std::vector<std::string> names;
   for (const std::size_t tile : tiles) {
     for (const auto* const tensor : opened.tensors_in(tile)) {
+      if (names.size() == kMostOrdered) return names;
       if (std::ranges::find(names, tensor->name()) == names.end()) names.push_back(tensor->name());
     }
   }
@@ -764,6 +767,17 @@ async::Task<bool> Residents::scrub(Piece piece) {
   co_return true;
 }
 
+void Residents::scrubbed(const std::vector<Piece>& pieces) {
+  const auto now = std::chrono::duration_cast<std::chrono::microseconds>(
+      std::chrono::system_clock::now().time_since_epoch());
+  for (const Piece& piece : pieces) {
+    const auto found = kept_.find(piece.name);
+    if (found == kept_.end()) continue;
+    found->second.read_unix_us = static_cast<std::uint64_t>(now.count());
+  }
+  ++totals_.passes;
+}
+
 void Residents::found_wrong(const std::string& name, const std::vector<std::size_t>& tiles) {
   const auto found = kept_.find(name);
   if (found == kept_.end() || found->second.opened == nullptr) return;
@@ -788,7 +802,10 @@ async::Task<void> Residents::have_mended(std::string name) {
   }
   const bool cancelled = co_await async::is_cancelled();
   const auto found = kept_.find(name);
-  if (cancelled || found == kept_.end() || found->second.damaged.empty()) co_return;
+  if (cancelled || found == kept_.end()) co_return;
+  // Tiles that were found later have an order of their own.
+  const std::set<std::size_t>& damaged = found->second.damaged;
+  if (std::ranges::none_of(tiles, [&](auto tile) { return damaged.contains(tile); })) co_return;
   // The check after its death mends the copy.
   if (!found->second.is_used()) co_return found->second.damaged.clear();
   give_up(name,
@@ -1011,6 +1028,7 @@ void Residents::add_status(proto::AgentStatusResponse& status) const {
     shown.set_bytes(copy.bytes);
     shown.set_instance(copy.instance);
     shown.set_users(static_cast<std::uint32_t>(copy.users.size()));
+    shown.set_read_unix_us(copy.read_unix_us);
   }
 }
 

@@ -131,8 +131,8 @@ class Residents final : private keeper::KeeperEvents {
   // Reads a piece. Wrong tiles are mended, or the copy is dropped and its worker fails. False: the
   // device process cannot read it now.
   async::Task<bool> scrub(Piece piece);
-  // A pass has read every piece.
-  void scrubbed_all() { ++totals_.passes; }
+  // A pass has read these pieces.
+  void scrubbed(const std::vector<Piece>& pieces);
   // The worker of the session has paused: makes the wrong tiles of its copy right. kCorrupt: that
   // is not possible; the copy is dropped.
   async::Task<Result<void>> mend(SessionPtr session);
@@ -176,6 +176,8 @@ class Residents final : private keeper::KeeperEvents {
     std::shared_ptr<Check> check;
     // Wrong tiles that wait for the worker.
     std::set<std::size_t> damaged;
+    // The end of the scrub's last pass over it. 0: there was none.
+    std::uint64_t read_unix_us = 0;
 
     bool is_free() const { return users.empty() && sessions.empty(); }
     bool is_used() const;

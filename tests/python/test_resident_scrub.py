@@ -80,6 +80,13 @@ def metric(fleet, name):
     return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1])
 
 
+def test_the_status_says_when_a_copy_was_read(fleet):
+    with Worker(fleet):
+        first = eventually(lambda: residents(fleet)[0]["read_unix_us"])
+        assert eventually(lambda: residents(fleet)[0]["read_unix_us"] > first)
+        assert not why(fleet, "resident_damaged")
+
+
 def test_a_worker_that_watches_has_a_flipped_bit_mended_between_two_steps(fleet):
     with Worker(fleet, instance="i") as worker:
         worker.tell("watch")

@@ -97,6 +97,9 @@ TEST(ResidentCopy, ARecordWithOtherBlocksDigestsOrTensorsIsRefused) {
   auto outside = record();
   add(outside, "w", 1, kMib, kMib);
   EXPECT_EQ(open(outside).error().code(), ErrorCode::kCorrupt);
+  auto named = record();
+  add(named, std::string(5000, 'x').c_str(), 0, 0, 1);
+  EXPECT_EQ(open(named).error().code(), ErrorCode::kCorrupt);
   auto nowhere = record();
   add(nowhere, "w", 2, 0, 1);
   EXPECT_EQ(open(nowhere).error().code(), ErrorCode::kCorrupt);

@@ -301,7 +301,8 @@ Json residents_json(const proto::AgentStatusResponse& status) {
                          {"device", copy.device()},
                          {"bytes", copy.bytes()},
                          {"instance", copy.instance()},
-                         {"users", copy.users()}});
+                         {"users", copy.users()},
+                         {"read_unix_us", copy.read_unix_us()}});
   }
   return residents;
 }
@@ -312,9 +313,12 @@ std::string residents_text(const proto::AgentStatusResponse& status) {
   for (const auto& copy : status.residents()) {
     rows.push_back({name_of(copy.id()), printable(copy.device()), format_bytes(copy.bytes()),
                     copy.users() > 0 ? "in use" : "waits for its worker",
+                    copy.read_unix_us() == 0 ? "-" : utc_time(copy.read_unix_us()),
                     printable(copy.instance())});
   }
-  return "\n" + table({{"RESIDENT"}, {"DEVICE"}, {"BYTES", true}, {"STATE"}, {"INSTANCE"}}, rows);
+  return "\n" +
+         table({{"RESIDENT"}, {"DEVICE"}, {"BYTES", true}, {"STATE"}, {"LAST READ"}, {"INSTANCE"}},
+               rows);
 }
 
 Json to_json(const proto::AgentStatusResponse& status) {
