@@ -90,6 +90,7 @@ def take(model: torch.nn.Module, name: str | None, version: str | int | None, ke
         session.close()
         raise
     _kept[model] = Kept(key, description, blocks)
+    session._resident = True
     return session
 
 
@@ -99,7 +100,9 @@ def place(model: torch.nn.Module, session: sessions.Session, key: str) -> None:
     if is_kept(model):
         return
     try:
-        _kept[model] = _move(model, session, key)
+        described, blocks = move(_tensors(model), session)
+        _kept[model] = Kept(
+            key, json.dumps({"format": _FORMAT, "tensors": described}).encode(), blocks)
     except (InvalidError, UnavailableError, ExhaustedError) as why:
         warnings.warn(f"the parameters of {session.model}@{session.version} are not resident: {why}",
                       stacklevel=3)
@@ -121,6 +124,7 @@ def seal(model: torch.nn.Module, session: sessions.Session) -> None:
         session._device.synchronize()
     try:
         _resident.seal(session._native, kept.key, kept.description, kept.blocks, _SEAL_TIMEOUT_S)
+        session._resident = True
     except Exception as why:
         warnings.warn(f"the parameters of {session.model}@{session.version} are not resident: {why}",
                       stacklevel=2)
@@ -159,13 +163,15 @@ def _tensors(model: torch.nn.Module) -> dict[int, tuple[torch.Tensor, list[str]]
     return found
 
 
-def _move(model: torch.nn.Module, session: sessions.Session, key: str) -> Kept:
+def move(tensors: Mapping[int, tuple[torch.Tensor, list[Any]]],
+         session: sessions.Session) -> tuple[list[dict[str, Any]], list[_resident.Block]]:
+    """Moves tensors, with their names, to blocks of the session's device. Returns where each one
+    lies, and the blocks. InvalidError: one is elsewhere. ExhaustedError, UnavailableError."""
     device = session._device
     if device is None:
         raise InvalidError("they are in host memory; load them with device=")
     place_of = torch.empty(0, device=device.torch_name).device
-    tensors = _tensors(model)
-    storages: dict[int, list[tuple[torch.Tensor, list[str]]]] = {}
+    storages: dict[int, list[tuple[torch.Tensor, list[Any]]]] = {}
     for value, names in tensors.values():
         if value.device != place_of or value.layout != torch.strided:
             raise InvalidError(f"{names[0]} is {value.layout} on {value.device}, and not a plain "
@@ -190,7 +196,7 @@ def _move(model: torch.nn.Module, session: sessions.Session, key: str) -> Kept:
                 at += sizes[index]
             blocks.append(block)
             device.synchronize()
-    return Kept(key, json.dumps({"format": _FORMAT, "tensors": described}).encode(), blocks)
+    return described, blocks
 
 
 def _shares(sizes: list[int]) -> Iterator[list[int]]:
@@ -209,7 +215,7 @@ def _shares(sizes: list[int]) -> Iterator[list[int]]:
 
 
 def _fill(block: _resident.Block, number: int, at: int,
-          group: list[tuple[torch.Tensor, list[str]]]) -> list[dict[str, Any]]:
+          group: list[tuple[torch.Tensor, list[Any]]]) -> list[dict[str, Any]]:
     """Copies a storage to a place in a block, and binds its tensors to that place."""
     storage = group[0][0].untyped_storage()
     raw = block.bytes
@@ -222,11 +228,11 @@ def _fill(block: _resident.Block, number: int, at: int,
                  "stride": list(value.stride()), "block": number,
                  "at": at + value.storage_offset() * value.element_size()}
         described.append(entry)
-        value.data = _view(block, entry)
+        value.data = view(block, entry)
     return described
 
 
-def _view(block: _resident.Block, entry: Mapping[str, Any]) -> torch.Tensor:
+def view(block: _resident.Block, entry: Mapping[str, Any]) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, str(entry["dtype"]).removeprefix("torch."))
     shape, stride, at = entry["shape"], entry["stride"], int(entry["at"])
     elements = 0 if 0 in shape else 1 + sum((extent - 1) * step
@@ -243,8 +249,8 @@ def _view(block: _resident.Block, entry: Mapping[str, Any]) -> torch.Tensor:
 def _adopt(model: torch.nn.Module, description: bytes, blocks: list[_resident.Block]) -> None:
     try:
         entries = json.loads(description)["tensors"]
-        views = {name: view for entry in entries
-                 for view in [_view(blocks[entry["block"]], entry)] for name in entry["names"]}
+        views = {name: found for entry in entries
+                 for found in [view(blocks[entry["block"]], entry)] for name in entry["names"]}
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as why:
         raise InvalidError(f"its description is malformed: {why}") from None
     names = dict(_named(model))

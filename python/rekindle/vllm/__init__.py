@@ -27,6 +27,8 @@ def register() -> None:
         logging.getLogger("rekindle").error("load format rekindle is not there: %s", why)
         return
     from .loader import register_loader
+    from .resident import count_memory
     from .transfer import register_transfer
     register_loader()
     register_transfer()
+    count_memory()

@@ -142,6 +142,10 @@ def main():
         watch_and_break()
         said = {}
         try:
+            if "resident" in job:
+                said["resident"] = resident(config)
+                print("\n" + json.dumps(said), flush=True)
+                os._exit(0)  # as a crash: nothing detaches
             if "speculative" in job:
                 said["draft"] = draft(config)
                 print("\n" + json.dumps(said), flush=True)
@@ -164,6 +168,42 @@ def main():
         except Exception as why:
             said["error"] = [type(why).__name__, str(why)]
     print("\n" + json.dumps(said), flush=True)
+
+
+def resident(config):
+    """Loads by vLLM's steps, with post-processing, and says what a successor must have alike."""
+    import logging
+
+    from vllm.model_executor.layers import utils
+    from rekindle._engines import postprocessing
+    from rekindle._engines.resident import _slots
+    warned = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warned.append(record.getMessage())
+    logging.getLogger("rekindle").addHandler(handler)
+    if job["resident"].get("kernels") is not True:
+        # The kernels of CPUs are objects of torch that only they have.
+        utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight=False: None
+    loader = get_model_loader(config.load_config)
+    model = loader.load_model(vllm_config=config, model_config=config.model_config)
+    if "version" in job["resident"]:
+        Worker(config, model).rekindle_update(job["resident"]["version"])
+    now = loading.held("target")
+    plain = {postprocessing.shown(at): str(value) for at, value in
+             postprocessing.noted(model).items() if postprocessing._encoded(value) is not None}
+    return {"rung": now.session.rung, "version": now.session.version, "warned": warned,
+            "kept": now.session.resident, "names": sorted(now.names),
+            "tensors": [[*slot, type(value).__name__, str(value.dtype), list(value.shape),
+                         list(value.stride()), digest(value), sorted(
+                             key for key in vars(value) if key != "_rekindle_slot")]
+                        for slot, value in _slots(model)],
+            "plain": plain, "training": model.training}
+
+
+def digest(value):
+    import hashlib
+    data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(data.tobytes()).hexdigest()
 
 
 def update(config, model):
