@@ -48,6 +48,7 @@ class Before:
     """A model before its load."""
 
     noted: postprocessing.Noted
+    slots: frozenset[Slot]
     # The attributes of each parameter.
     parameters: dict[Slot, tuple[type, dict[str, Any]]]
 
@@ -96,7 +97,8 @@ def begin(model: torch.nn.Module) -> Before:
         if slot[0] == "parameter":
             parameters[slot] = type(tensor), dict(vars(tensor))
             setattr(tensor, _MARK, slot)
-    return Before(postprocessing.noted(model), parameters)
+    return Before(postprocessing.noted(model), frozenset(slot for slot, _ in _slots(model)),
+                  parameters)
 
 
 def keep(model: torch.nn.Module, before: Before, role: str, key: str, ranks: Ranks,
@@ -301,7 +303,8 @@ def _described(model: torch.nn.Module, before: Before, now: Held,
     return {"format": FORMAT, "changes": changes, "rebuild": objects is not None, "how": how, "move": tensors,
             "small": [{**entry, "how": [how[slot] for slot in entry["names"]]}
                       for entry in small.values()],
-            "none": [slot for slot in _absent(model)]}
+            "none": list(_absent(model)),
+            "gone": sorted(before.slots - {slot for slot, _ in _slots(model)})}
 
 
 def _how(tensor: torch.Tensor, slot: Slot, before: Before) -> dict[str, Any]:
@@ -413,13 +416,15 @@ def _bind(model: torch.nn.Module, taken: Taken) -> None:
             0, dtype=torch.uint8, device="cpu")
         _bind_one(model, entry, value.view(dtype).view(entry["shape"]).clone(), small=True,
                   device=taken.blocks[0].bytes.device)
+    for slot in about["gone"]:
+        _dict(model, slot).pop(slot[2], None)
     for slot in about["none"]:
         _set(model, tuple(slot), None)
     known = {tuple(slot) for part in ("tensors", "small") for entry in about[part]
              for slot in entry["names"]}
-    for slot, tensor in list(_slots(model)):
+    for slot, _ in _slots(model):
         if slot not in known and slot[0] != "attribute":
-            _delete(model, slot)
+            raise InvalidError(f"it has no {_shown(slot)}")
 
 
 def _bind_one(model: torch.nn.Module, entry: dict[str, Any], value: torch.Tensor, *,
@@ -512,10 +517,6 @@ def _set(model: torch.nn.Module, slot: Slot, value: torch.Tensor | None) -> None
         if tensors is not _dict(model, slot):
             tensors.pop(slot[2], None)
     _dict(model, slot)[slot[2]] = value
-
-
-def _delete(model: torch.nn.Module, slot: Slot) -> None:
-    _dict(model, slot).pop(slot[2], None)
 
 
 def _lies(tensor: torch.Tensor | None, blocks: list[_resident.Block],

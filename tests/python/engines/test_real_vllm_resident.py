@@ -36,3 +36,59 @@ def test_a_successor_has_the_model_of_a_worker_that_has_crashed(rekindle, checkp
     second, = start(rekindle, checkpoints[name, 1], name, f"{name}-r")
     assert second["kept"] and second["rung"] == "resident" and not second["warned"]
     alike(first, second)
+
+
+def test_an_update_is_kept_and_two_successors_in_a_row_get_it(rekindle, checkpoints):
+    path = checkpoints["llama", 1]
+    start(rekindle, path, "llama", "updated-r")
+    second, = start(rekindle, path, "llama", "updated-r", job={"version": 2})
+    assert second["kept"] and second["version"] == 2 and not second["warned"], second["warned"]
+    third, = start(rekindle, path, "llama", "updated-r", version=2)
+    assert third["rung"] == "resident" and not third["warned"]
+    alike(second, third)
+
+
+def test_ranks_come_back_together(rekindle, checkpoints):
+    path = checkpoints["llama", 1]
+    ranks = {rank: {"options": {**OPTIONS, "agent": str(rekindle.store("a")), "model": "llama",
+                                "instance": "two-r", "device": f"double:{rank}"}}
+             for rank in (0, 1)}
+    first, second = (
+        [one["resident"] for one in run_vllm(rekindle, path, {}, world=2, ranks=ranks, resident={})]
+        for _ in range(2))
+    for one, other in zip(first, second):
+        assert one["kept"] and other["rung"] == "resident", other["warned"]
+        alike(one, other)
+    # The second rank has no copy for another quantity of ranks; so neither rank takes one.
+    ranks[1]["resident"] = {"other": True}
+    third = [one["resident"] for one in run_vllm(
+        rekindle, path, {}, world=2, ranks=ranks, resident={})]
+    assert [one["rung"] for one in third] == ["local", "local"], third
+    assert any("another rank has no resident copy" in line for line in third[0]["warned"])
+    for one, other in zip(first, third):
+        assert one["tensors"] == other["tensors"]
+
+
+def test_objects_that_only_vllm_makes_are_named(rekindle, checkpoints):
+    """A successor would lack them."""
+    said, = start(rekindle, checkpoints["llama", 1], "llama", "kernels-r", job={"kernels": True})
+    assert not said["kept"]
+    assert any("cpu_linear" in line and "is not resident" in line for line in said["warned"]), said
+    said, = start(rekindle, checkpoints["llama", 1], "llama", "kernels-r", job={"kernels": True})
+    assert said["rung"] == "local"
+
+
+def test_memory_that_is_no_tensor_of_a_module_ends_in_a_load(rekindle, checkpoints):
+    start(rekindle, checkpoints["llama", 1], "llama", "lost-r")
+    said, = start(rekindle, checkpoints["llama", 1], "llama", "lost-r", job={"lose": True})
+    assert said["rung"] == "local" and said["kept"]
+    assert any("memory that is no tensor of a module" in line for line in said["warned"]), said
+
+
+def test_a_mixture_of_experts_is_kept_or_says_what_is_in_the_way(rekindle, checkpoints):
+    first, = start(rekindle, checkpoints["qwen3-moe", 1], "qwen3-moe", "moe-r")
+    print(first["warned"])
+    second, = start(rekindle, checkpoints["qwen3-moe", 1], "qwen3-moe", "moe-r")
+    assert second["rung"] == ("resident" if first["kept"] else "local")
+    assert first["kept"] or any(".experts" in line for line in first["warned"]), first["warned"]
+    assert second["tensors"] == first["tensors"]

@@ -36,6 +36,7 @@ else:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
 
 import rekindle  # noqa: E402
+import rekindle._engines.resident  # noqa: E402
 import rekindle.vllm  # noqa: E402
 from rekindle._engines import loading  # noqa: E402
 from held_model import describe  # noqa: E402
@@ -175,8 +176,9 @@ def resident(config):
     import logging
 
     from vllm.model_executor.layers import utils
-    from rekindle._engines import postprocessing
+    from rekindle._engines import on_meta, postprocessing
     from rekindle._engines.resident import _slots
+    on_meta.SMALLEST_BYTES = job["resident"].get("smallest", 256)
     warned = []
     handler = logging.Handler()
     handler.emit = lambda record: warned.append(record.getMessage())
@@ -184,6 +186,18 @@ def resident(config):
     if job["resident"].get("kernels") is not True:
         # The kernels of CPUs are objects of torch that only they have.
         utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight=False: None
+    if job["resident"].get("other"):
+        rekindle._engines.resident.FORMAT = 7
+    held = []
+    if job["resident"].get("lose"):
+        made = torch.nn.Module.__init__
+
+        def keeps(self, *args, **named):
+            made(self, *args, **named)
+            if not held:
+                held.append(torch.empty(4096))
+
+        torch.nn.Module.__init__ = keeps
     loader = get_model_loader(config.load_config)
     model = loader.load_model(vllm_config=config, model_config=config.model_config)
     if "version" in job["resident"]:
@@ -193,10 +207,11 @@ def resident(config):
              postprocessing.noted(model).items() if postprocessing._encoded(value) is not None}
     return {"rung": now.session.rung, "version": now.session.version, "warned": warned,
             "kept": now.session.resident, "names": sorted(now.names),
-            "tensors": [[*slot, type(value).__name__, str(value.dtype), list(value.shape),
+            "tensors": sorted(
+                        [*slot, type(value).__name__, str(value.dtype), list(value.shape),
                          list(value.stride()), digest(value), sorted(
                              key for key in vars(value) if key != "_rekindle_slot")]
-                        for slot, value in _slots(model)],
+                        for slot, value in _slots(model)),
             "plain": plain, "training": model.training}
 
 
