@@ -172,6 +172,10 @@ def main():
         word, *rest = line.split()
         if word == "update":
             now = loading.held("target")
+            # What an engine does while it serves.
+            model.first.cache, model.first.method.graph = torch.zeros(9000), Kernel(None)
+            model.first.offset = torch.zeros(7)
+            resident.note("target")
             later = loading.replace(options, version=int(rest[0]))
             fill(model, model.load_weights, later, loading.replace(
                 now.place, generation=now.place.generation + 1), None,
@@ -182,6 +186,8 @@ def main():
             elif "object" in rest:
                 model.first.method.kernel = Kernel(model.first.weight)
             resident.seal_again("target")
+            model.first.offset = torch.zeros(3)
+            del model.first.cache, model.first.method.graph
         elif word == "serve":
             model.first.scale.fill_(0.25)
             model.first.offset.add_(1)

@@ -2,7 +2,7 @@
 
 `begin` notes a model before its load. After load and post-processing, `keep` moves its tensors to
 blocks and seals them. A successor makes its model by `making`, which takes no memory for weights,
-and `adopt` gives it the tensors. `seal` keeps a model again after an update.
+and `adopt` gives it the tensors. `note` and `seal_again` stand around an update of a model.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import json
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,7 +62,8 @@ class Kept:
     blocks: list[_resident.Block]
     # What the description has besides values that change.
     about: dict[str, Any]
-    noted: postprocessing.Noted
+    # The model before an update. While it serves, an engine may change what it likes.
+    noted: tuple[postprocessing.Noted, frozenset[Slot]] | None = None
 
 
 @dataclass
@@ -116,6 +117,9 @@ def keep(model: torch.nn.Module, before: Before, role: str, key: str, ranks: Ran
             found.update(_described(model, before, now, rebuilds))
         except NotResident as why:
             return str(why)
+        except Exception as why:
+            # The other ranks wait for this rank's answer.
+            return f"{type(why).__name__}: {why}"
         return None
 
     reasons = ranks.gather(check())
@@ -125,18 +129,33 @@ def keep(model: torch.nn.Module, before: Before, role: str, key: str, ranks: Ran
         return why
     try:
         entries, blocks = move(found.pop("move"), now.session)
-    except Error as error:
+    except (Error, RuntimeError) as error:
         return str(error)
     how = found.pop("how")
     for entry in entries:
         entry["how"] = [how.get(slot) for slot in entry["names"]]
         _own(model, entry)
     found["tensors"] = entries
-    _kept[role] = Kept(weakref.ref(model), key, blocks, found, postprocessing.noted(model))
-    return seal(role)
+    _kept[role] = Kept(weakref.ref(model), key, blocks, found)
+    return _seal(role)
 
 
-def seal(role: str) -> str | None:
+def note(role: str) -> None:
+    """Notes a kept model before the first write of an update, once."""
+    kept = _kept.get(role)
+    model = kept.model() if kept is not None else None
+    if kept is not None and model is not None and kept.noted is None:
+        kept.noted = postprocessing.noted(model), frozenset(slot for slot, _ in _slots(model))
+
+
+def note_nothing(role: str) -> None:
+    """For an update that has failed."""
+    kept = _kept.get(role)
+    if kept is not None:
+        kept.noted = None
+
+
+def _seal(role: str) -> str | None:
     """Gives a kept model to the agent's keeper, after its load or an update. Returns why that is
     not possible; None: done, or nothing was kept."""
     kept, now = _kept.get(role), held(role)
@@ -146,19 +165,16 @@ def seal(role: str) -> str | None:
         return None
     session = now.session
     try:
-        changed, objects = postprocessing.changes(kept.noted, postprocessing.noted(model))
-        if objects is not None:
-            raise NotResident(f"after its update, {objects}")
-        known = [change["at"] for change in kept.about["changes"]]
-        kept.about["changes"] += [change for change in changed if change["at"] not in known]
-        kept.about["changes"] = postprocessing.now(model, kept.about["changes"])
-        _put_back(model, kept)
-        about = {**kept.about, "small": _small(model, kept.about["small"]), "held": _of(now)}
+        if kept.noted is not None:
+            _note_update(model, kept, *kept.noted)
+            kept.noted = None
+        kept.about["small"] = _small(model, kept.about["small"])
+        about = {**kept.about, "held": _of(now)}
         if session._device is not None:
             session._device.synchronize()
         _resident.seal(session._native, kept.key, json.dumps(about).encode(), kept.blocks,
                        _SEAL_TIMEOUT_S)
-    except (NotResident, Error) as why:
+    except (NotResident, Error, AttributeError, KeyError, RuntimeError) as why:
         del _kept[role]
         return str(why)
     session._resident = True
@@ -170,13 +186,9 @@ def seal_again(role: str) -> None:
     now = held(role)
     if role not in _kept or now is None:
         return
-    why = seal(role)
+    why = _seal(role)
     if why is not None:
         warn(f"{now.session.model}@{now.session.version}", why)
-
-
-def forget(role: str) -> None:
-    _kept.pop(role, None)
 
 
 def warn(what: str, why: str) -> None:
@@ -247,12 +259,9 @@ def adopt(model: torch.nn.Module, taken: Taken, made: OnMeta,
 
 
 def adopted(model: torch.nn.Module, taken: Taken, role: str) -> None:
-    """Remembers the model of a successor, for `seal`."""
+    """Remembers the model of a successor, for its updates."""
     about = {name: value for name, value in taken.about.items() if name != "held"}
-    about["small"] = [{name: value for name, value in entry.items() if name != "bytes"}
-                      for entry in about["small"]]
-    _kept[role] = Kept(weakref.ref(model), taken.key, taken.blocks, about,
-                       postprocessing.noted(model))
+    _kept[role] = Kept(weakref.ref(model), taken.key, taken.blocks, about)
     taken.session._resident = True
 
 
@@ -374,31 +383,47 @@ def _small(model: torch.nn.Module, entries: list[dict[str, Any]]) -> list[dict[s
         tensor = _get(model, entry["names"][0])
         if tensor is None or str(tensor.dtype) != entry["dtype"] or list(
                 tensor.shape) != entry["shape"]:
-            raise NotResident(f"{_shown(entry['names'][0])} is another tensor than at its load")
+            # The engine has bound another one since its load, such as a cache.
+            if "bytes" not in entry:
+                raise NotResident(f"{_shown(entry['names'][0])} has changed since it was noted")
+            found.append(entry)
+            continue
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         found.append({**entry, "bytes": base64.b64encode(data).decode()})
     return found
 
 
-def _put_back(model: torch.nn.Module, kept: Kept) -> None:
-    """Moves tensors that an update has made anew to their places in the blocks."""
+def _note_update(model: torch.nn.Module, kept: Kept, noted: postprocessing.Noted,
+                 slots: frozenset[Slot]) -> None:
+    """Puts what an update has changed into the description. Moves tensors that it has made anew to
+    their places in the blocks. NotResident: a successor would lack something."""
+    changed, objects = postprocessing.changes(noted, postprocessing.noted(model))
+    if objects is not None:
+        raise NotResident(f"after its update, {objects}")
+    known = [change["at"] for change in kept.about["changes"]]
+    kept.about["changes"] += [change for change in changed if change["at"] not in known]
+    kept.about["changes"] = postprocessing.now(model, kept.about["changes"])
+    _put_back(model, kept, slots)
+
+
+def _put_back(model: torch.nn.Module, kept: Kept, before: frozenset[Slot]) -> None:
     known = {tuple(slot) for part in ("tensors", "small") for entry in kept.about[part]
              for slot in entry["names"]}
-    for slot, tensor in _slots(model):
-        if slot not in known and (slot[0] != "attribute" or tensor.device.type != "cpu"):
+    for slot, _ in _slots(model):
+        if slot not in known | before:
             raise NotResident(f"{_shown(slot)} has come with the update")
     for entry in kept.about["tensors"]:
         for slot in entry["names"]:
-            tensor = _get(model, slot)
-            if _lies(tensor, kept.blocks, entry):
+            new = _get(model, slot)
+            if _lies(new, kept.blocks, entry):
                 continue
             place = view(kept.blocks[entry["block"]], entry)
-            if (tensor is None or tensor.dtype != place.dtype or tensor.shape != place.shape
-                    or tensor.device != place.device):
+            if (new is None or new.dtype != place.dtype or new.shape != place.shape
+                    or new.device != place.device):
                 raise NotResident(f"{_shown(slot)} is another tensor than at its load")
-            place.copy_(tensor.detach())
+            place.copy_(new.detach())
             if slot[0] == "parameter":
-                tensor.data = place
+                new.data = place
             else:
                 _set(model, slot, place)
 
@@ -471,7 +496,7 @@ def _place(model: torch.nn.Module, slot: Slot, how: dict[str, Any], old: torch.T
         return old
     new = torch.nn.Parameter(value, requires_grad=old.requires_grad if old is not None else False)
     if how["own"] and old is not None:
-        new.__class__ = type(old)
+        new.__class__ = type(old)  # type: ignore[assignment]  # a kind of Parameter
     vars(new).update(kept)
     if old is not None and fits and how["own"]:
         torch.utils.swap_tensors(old, new)
@@ -502,8 +527,10 @@ def _absent(model: torch.nn.Module) -> Iterator[Slot]:
 
 def _dict(model: torch.nn.Module, slot: Slot) -> dict[str, Any]:
     module = model.get_submodule(slot[1])
-    return {"parameter": module._parameters, "buffer": module._buffers,
-            "attribute": vars(module)}[slot[0]]
+    kinds: dict[str, Any] = {"parameter": module._parameters, "buffer": module._buffers,
+                             "attribute": vars(module)}
+    found: dict[str, Any] = kinds[slot[0]]
+    return found
 
 
 def _get(model: torch.nn.Module, slot: Any) -> torch.Tensor | None:

@@ -48,6 +48,9 @@ class RekindleModelLoader(DefaultModelLoader):
         # For an update, SGLang makes a loader without options. It takes those of the server.
         given = load_config.model_loader_extra_config or get_model().model_loader_extra_config
         self.options = Options.parse(_parsed(given))
+        if self.options.resident:
+            raise InvalidError("load format rekindle of SGLang has no resident models yet: leave "
+                               "\"resident\" out of the extra configuration")
         # The newest version, after the first request for it.
         self._newest: Options | None = None
         # Maps each role to the options before an update, for going back.

@@ -133,6 +133,7 @@ def _come_back(loader: Any, looked: Looked, config: Any, model_config: Any,
         raise
     hold(_ROLE, Held(wanted, session))
     resident.adopted(model, taken, _ROLE)
+    _release()
     return model
 
 
@@ -216,7 +217,7 @@ def _key(place: Place, device: str) -> str:
     """Returns a text that differs whenever post-processed weights may differ: what decides the
     slices, and what decides their format."""
     from vllm import envs
-    factors = getattr(envs, "compile_factors", dict)()
+    factors: dict[str, Any] = getattr(envs, "compile_factors", dict)()
     cuda = torch.device(device) if device.startswith("cuda") else None
     means = {
         "format": resident.FORMAT, "place": dict(place.key), "torch": torch.__version__,

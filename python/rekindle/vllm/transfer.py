@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from .._engines.loading import held
 from .._engines.options import Options
-from .._engines.resident import seal_again
+from .._engines.resident import note, seal_again
 from ..errors import InvalidError
 from .reloading import abandon
 from .updating import bring
@@ -60,6 +60,8 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        if self.model is getattr(self, "_default_model", self.model):
+            note("target")
         initialize_layerwise_reload(self.model)
         self._updated = False
 

@@ -12,7 +12,7 @@ from .._engines.loading import (
     Held, Next, Pairs, Ready, Update, Wanted, begin, finish, held, newer_version,
     of_one_generation, one_version, wanted_again)
 from .._engines.options import Options
-from .._engines.resident import seal_again
+from .._engines.resident import note, note_nothing, seal_again
 from .._engines.staging import keep, take_staged
 from .._staging import Staging
 from ..errors import InvalidError, NotFoundError
@@ -135,9 +135,11 @@ def declare(parallel: Any, model: torch.nn.Module, options: Options,
 def complete(following: Next, role: str) -> Held:
     """The part of `bring` that writes."""
     now, update = held(role), Update(None)
+    note(role)
     try:
         return finish(following, role, ranks_of(role), update)
     except BaseException as why:
+        note_nothing(role)
         if now is not None and update.begun:
             now.torn = str(why) or type(why).__name__
         raise

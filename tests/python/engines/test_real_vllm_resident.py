@@ -53,29 +53,33 @@ def test_ranks_come_back_together(rekindle, checkpoints):
     ranks = {rank: {"options": {**OPTIONS, "agent": str(rekindle.store("a")), "model": "llama",
                                 "instance": "two-r", "device": f"double:{rank}"}}
              for rank in (0, 1)}
-    first, second = (
-        [one["resident"] for one in run_vllm(rekindle, path, {}, world=2, ranks=ranks, resident={})]
-        for _ in range(2))
-    for one, other in zip(first, second):
-        assert one["kept"] and other["rung"] == "resident", other["warned"]
-        alike(one, other)
-    # The second rank has no copy for another quantity of ranks; so neither rank takes one.
+
+    def load():
+        return [one["resident"] for one in run_vllm(
+            rekindle, path, {}, world=2, ranks=ranks, resident={})]
+
+    first = load()
+    # The second rank has another key now, and so no copy. Then the first one takes none either.
     ranks[1]["resident"] = {"other": True}
-    third = [one["resident"] for one in run_vllm(
-        rekindle, path, {}, world=2, ranks=ranks, resident={})]
-    assert [one["rung"] for one in third] == ["local", "local"], third
-    assert any("another rank has no resident copy" in line for line in third[0]["warned"])
-    for one, other in zip(first, third):
-        assert one["tensors"] == other["tensors"]
+    second, third = load(), load()
+    assert [one["rung"] for one in second] == ["local", "local"], second
+    assert any("another rank has no resident copy" in line for line in second[0]["warned"])
+    for one, other, again in zip(first, second, third):
+        assert one["kept"] and other["kept"] and one["tensors"] == other["tensors"]
+        assert again["rung"] == "resident", again["warned"]
+        alike(other, again)
 
 
-def test_objects_that_only_vllm_makes_are_named(rekindle, checkpoints):
+def test_objects_that_only_vllm_makes_are_made_again_or_named(rekindle, checkpoints):
     """A successor would lack them."""
     said, = start(rekindle, checkpoints["llama", 1], "llama", "kernels-r", job={"kernels": True})
-    assert not said["kept"]
-    assert any("cpu_linear" in line and "is not resident" in line for line in said["warned"]), said
-    said, = start(rekindle, checkpoints["llama", 1], "llama", "kernels-r", job={"kernels": True})
-    assert said["rung"] == "local"
+    again, = start(rekindle, checkpoints["llama", 1], "llama", "kernels-r", job={"kernels": True})
+    if said["rebuilds"]:
+        assert said["kept"] and again["rung"] == "resident", said["warned"] + again["warned"]
+        alike(said, again)
+    else:
+        assert not said["kept"] and again["rung"] == "local"
+        assert any("cpu_linear" in line and "is not resident" in line for line in said["warned"])
 
 
 def test_memory_that_is_no_tensor_of_a_module_ends_in_a_load(rekindle, checkpoints):
@@ -86,8 +90,12 @@ def test_memory_that_is_no_tensor_of_a_module_ends_in_a_load(rekindle, checkpoin
 
 
 def test_a_mixture_of_experts_is_kept_or_says_what_is_in_the_way(rekindle, checkpoints):
+    made, = run_vllm(rekindle, checkpoints["qwen3-moe", 1], {"model": "qwen3-moe", "version": 1},
+                     resident={})
+    if "has no attribute 'prepack_moe_weight'" in str(made.get("error")):
+        pytest.skip("post-processing of experts needs a kernel of builds for CPUs: "
+                    f"{made['error'][1]}")
     first, = start(rekindle, checkpoints["qwen3-moe", 1], "qwen3-moe", "moe-r")
-    print(first["warned"])
     second, = start(rekindle, checkpoints["qwen3-moe", 1], "qwen3-moe", "moe-r")
     assert second["rung"] == ("resident" if first["kept"] else "local")
     assert first["kept"] or any(".experts" in line for line in first["warned"]), first["warned"]

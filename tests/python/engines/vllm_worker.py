@@ -183,9 +183,12 @@ def resident(config):
     handler = logging.Handler()
     handler.emit = lambda record: warned.append(record.getMessage())
     logging.getLogger("rekindle").addHandler(handler)
-    if job["resident"].get("kernels") is not True:
-        # The kernels of CPUs are objects of torch that only they have.
-        utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight=False: None
+    def dispatch(layer, remove_weight=False):
+        if job["resident"].get("kernels"):
+            layer.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, weight, bias)
+
+    # vLLM's own needs kernels of its builds for CPUs.
+    utils.dispatch_cpu_unquantized_gemm = dispatch
     if job["resident"].get("other"):
         rekindle._engines.resident.FORMAT = 7
     held = []
@@ -198,6 +201,8 @@ def resident(config):
                 held.append(torch.empty(4096))
 
         torch.nn.Module.__init__ = keeps
+    from vllm.model_executor import utils as executor
+    rebuilds = hasattr(executor, "weights_already_processed")
     loader = get_model_loader(config.load_config)
     model = loader.load_model(vllm_config=config, model_config=config.model_config)
     if "version" in job["resident"]:
@@ -206,7 +211,8 @@ def resident(config):
     plain = {postprocessing.shown(at): str(value) for at, value in
              postprocessing.noted(model).items() if postprocessing._encoded(value) is not None}
     return {"rung": now.session.rung, "version": now.session.version, "warned": warned,
-            "kept": now.session.resident, "names": sorted(now.names),
+            "kept": now.session.resident, "rebuilds": rebuilds,
+            "names": sorted(now.names),
             "tensors": sorted(
                         [*slot, type(value).__name__, str(value.dtype), list(value.shape),
                          list(value.stride()), digest(value), sorted(
