@@ -191,6 +191,11 @@ def seal_again(role: str) -> None:
         warn(f"{now.session.model}@{now.session.version}", why)
 
 
+def forget(role: str) -> None:
+    """For a model that changes in a way that cannot be noted: it is not kept again."""
+    _kept.pop(role, None)
+
+
 def warn(what: str, why: str) -> None:
     logger.warning("rekindle: %s is not resident, and a successor loads it: %s", what, why)
 
