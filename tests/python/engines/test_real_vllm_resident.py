@@ -48,6 +48,16 @@ def test_an_update_is_kept_and_two_successors_in_a_row_get_it(rekindle, checkpoi
     alike(second, third)
 
 
+def test_memory_of_a_copy_counts_as_memory_for_weights(rekindle, checkpoints):
+    """vLLM measures what is free before it loads, and the copy is not."""
+    path = checkpoints["llama", 1]
+    first, = start(rekindle, path, "llama", "memory-r", job={"memory": 500})
+    assert first["counted"] == {"more": 0, "size": 0} and first["kept"]
+    second, = start(rekindle, path, "llama", "memory-r", job={"memory": 1500})
+    assert second["counted"]["more"] == second["counted"]["size"] >= 2 * 250 * 64
+    assert second["rung"] == "resident", "what was found before the load is taken"
+
+
 def test_ranks_come_back_together(rekindle, checkpoints):
     path = checkpoints["llama", 1]
     ranks = {rank: {"options": {**OPTIONS, "agent": str(rekindle.store("a")), "model": "llama",

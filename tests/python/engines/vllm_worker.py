@@ -203,6 +203,7 @@ def resident(config):
         torch.nn.Module.__init__ = keeps
     from vllm.model_executor import utils as executor
     rebuilds = hasattr(executor, "weights_already_processed")
+    counted = measured(config) if job["resident"].get("memory") else None
     loader = get_model_loader(config.load_config)
     model = loader.load_model(vllm_config=config, model_config=config.model_config)
     if "version" in job["resident"]:
@@ -212,6 +213,7 @@ def resident(config):
              postprocessing.noted(model).items() if postprocessing._encoded(value) is not None}
     return {"rung": now.session.rung, "version": now.session.version, "warned": warned,
             "kept": now.session.resident, "rebuilds": rebuilds,
+            "counted": counted,
             "names": sorted(now.names),
             "tensors": sorted(
                         [*slot, type(value).__name__, str(value.dtype), list(value.shape),
@@ -219,6 +221,40 @@ def resident(config):
                              key for key in vars(value) if key != "_rekindle_slot")]
                         for slot, value in _slots(model)),
             "plain": plain, "training": model.training}
+
+
+def measured(config):
+    """The free memory that vLLM's worker counts with, and what its loader says that a copy has: by
+    the worker's own steps, on a device of 1000 bytes more than it asks for."""
+    import types
+
+    from vllm.v1.worker import gpu_worker, worker_base
+    wanted = int(config.cache_config.gpu_memory_utilization * (64 << 30))
+    snapshot = types.SimpleNamespace(
+        total_memory=64 << 30, free_memory=wanted + 1000, cuda_memory=1 << 30,
+        non_torch_memory=1 << 30, device_=torch.device("cpu"), measure=lambda: None)
+
+    class Started:
+        vllm_config = config
+
+        def init_device(self):
+            loader = get_model_loader(config.load_config)
+            if hasattr(worker_base.WorkerWrapperBase.init_device, "_rekindle"):
+                # It has less than it asks for, without the memory of the copy.
+                snapshot.free_memory -= job["resident"]["memory"]
+                gpu_worker.request_memory(snapshot, config.cache_config)
+                self.said = wanted + 1000 - job["resident"]["memory"], snapshot.free_memory, (
+                    loader.get_external_weight_memory(config))
+            else:
+                size = loader.get_external_weight_memory(config)
+                self.said = 0, size, size
+
+    wrapper = object.__new__(worker_base.WorkerWrapperBase)
+    wrapper.vllm_config, wrapper.worker = config, Started()
+    wrapper._worker_extension_cls = None
+    wrapper.init_device()
+    before, after, size = wrapper.worker.said
+    return {"more": after - before, "size": size}
 
 
 def digest(value):
