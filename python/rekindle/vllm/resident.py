@@ -240,16 +240,17 @@ def count_memory() -> None:
     """Lets vLLM know of the memory that a resident copy has, where vLLM does not ask its loader."""
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
     from vllm.v1.worker.worker_base import WorkerWrapperBase
-    inner = WorkerWrapperBase.init_device
-    if hasattr(BaseModelLoader, "get_external_weight_memory") or hasattr(inner, "_rekindle"):
+    if hasattr(BaseModelLoader, "get_external_weight_memory") or hasattr(
+            WorkerWrapperBase, "rekindle_counts"):
         return
+    inner = WorkerWrapperBase.init_device
 
     def init_device(self: Any, *args: Any, **named: Any) -> Any:
         with _counted(self.worker.vllm_config):
             return inner(self, *args, **named)
 
-    init_device._rekindle = True  # type: ignore[attr-defined]
     WorkerWrapperBase.init_device = init_device
+    WorkerWrapperBase.rekindle_counts = True
 
 
 @contextlib.contextmanager

@@ -239,7 +239,7 @@ def measured(config):
 
         def init_device(self):
             loader = get_model_loader(config.load_config)
-            if hasattr(worker_base.WorkerWrapperBase.init_device, "_rekindle"):
+            if hasattr(worker_base.WorkerWrapperBase, "rekindle_counts"):
                 # It has less than it asks for, without the memory of the copy.
                 snapshot.free_memory -= job["resident"]["memory"]
                 gpu_worker.request_memory(snapshot, config.cache_config)
