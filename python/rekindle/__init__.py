@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         CorruptError, DeniedError, Error, ExhaustedError, InternalError, InvalidError,
         NotFoundError, PeerLostError, StaleError, TimeoutError, UnavailableError)
     from .joint import Publisher, publisher
+    from .orders import Order
     from .publication import Published, publish
     from .session import Session, attach
     from .updating import UpdateResult, update
@@ -49,8 +50,8 @@ else:
 
 __all__ = [
     "Box", "Catalog", "CorruptError", "DeniedError", "Error", "ExhaustedError", "InternalError",
-    "InvalidError", "NotFoundError", "PeerLostError", "Published", "Publisher", "Session", "StaleError",
-    "TensorInfo", "TimeoutError", "UnavailableError", "UpdateResult", "attach", "catalog",
+    "InvalidError", "NotFoundError", "Order", "PeerLostError", "Published", "Publisher", "Session",
+    "StaleError", "TensorInfo", "TimeoutError", "UnavailableError", "UpdateResult", "attach", "catalog",
     "publish", "publisher", "pull", "status", "update"]
 
 # The names that each module defines. No name equals that of a module: importing a module binds its
@@ -63,6 +64,7 @@ _NAMES = {
         "CorruptError", "DeniedError", "Error", "ExhaustedError", "InternalError", "InvalidError",
         "NotFoundError", "PeerLostError", "StaleError", "TimeoutError", "UnavailableError"),
     "joint": ("Publisher", "publisher"),
+    "orders": ("Order",),
     "publication": ("Published", "publish"),
     "session": ("Session", "attach"),
     "standby": (),

@@ -21,6 +21,7 @@ API_VERSION = 1
 OK = 0
 TIMEOUT = 3
 EXHAUSTED = 7
+UNAVAILABLE = 9
 FILE_PREFIX = "__rekindle_file__/"
 
 
@@ -44,7 +45,7 @@ class AttachOptions(ctypes.Structure):
                 ("world", c_uint32), ("fallback_dir", c_char_p), ("timeout_ms", c_int64),
                 ("device", c_char_p), ("stream", c_void_p), ("bucket_bytes", c_uint64),
                 ("group", c_char_p), ("staged", c_uint32), ("traceparent", c_char_p),
-                ("resident_key", c_char_p)]
+                ("resident_key", c_char_p), ("resident_shared", c_uint32)]
 
 
 class SessionInfo(ctypes.Structure):
@@ -119,6 +120,11 @@ class UpdateResult(ctypes.Structure):
                 ("phases", PhaseSummary * 6)]
 
 
+class Order(ctypes.Structure):
+    _fields_ = [("size", c_uint32), ("kind", c_uint32), ("number", c_uint64), ("model", c_char_p),
+                ("tensors", POINTER(c_char_p)), ("tensor_count", c_size_t)]
+
+
 class TensorLayout(ctypes.Structure):
     _fields_ = [("data", c_uint64), ("device_type", c_int32), ("device_id", c_int32),
                 ("dtype_code", c_uint8), ("dtype_bits", c_uint8), ("dtype_lanes", c_uint16),
@@ -165,11 +171,15 @@ _PROTOTYPES = {
     "rk_wait_update": (c_int32, _HANDLE, c_int64, POINTER(c_uint64), _ERROR),
     "rk_block_allocate": (c_int32, _HANDLE, c_uint64, _OUT_HANDLE, _ERROR),
     "rk_block_memory": (c_int32, _HANDLE, _OUT_HANDLE, POINTER(c_uint64), _ERROR),
+    "rk_block_set_read_only": (c_int32, _HANDLE, c_uint32, _ERROR),
     "rk_block_free": (None, _HANDLE),
     "rk_resident": (c_int32, _HANDLE, _OUT_HANDLE, POINTER(c_uint64), _COUNT, _ERROR),
     "rk_resident_open": (c_int32, _HANDLE, _OUT_HANDLE, c_size_t, _ERROR),
     "rk_resident_seal": (c_int32, _HANDLE, c_char_p, c_char_p, c_uint64, _OUT_HANDLE, c_size_t,
                          c_int64, _ERROR),
+    "rk_watch_order": (c_int32, _HANDLE, c_int64, POINTER(Order), _ERROR),
+    "rk_order_done": (c_int32, _HANDLE, c_uint64, c_int32, c_char_p, POINTER(Phase), c_size_t,
+                      _ERROR),
     "rk_detach": (None, _HANDLE),
     "rk_publish_begin": (c_int32, _HANDLE, c_char_p, POINTER(TensorSpec), c_size_t, _OUT_HANDLE,
                          _ERROR),

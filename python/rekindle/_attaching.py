@@ -35,6 +35,7 @@ class Request(NamedTuple):
     bucket_bytes: int = 0
     staged: bool = False
     resident_key: str | None = None
+    resident_shared: bool = False
 
 
 def model_version(model: str, version: str | int | None = "latest") -> str:
@@ -137,5 +138,6 @@ def attach_native(native: Native, request: Request, timeout: float | None) -> No
         device=text(device.name) if device else None, stream=device.stream if device else None,
         bucket_bytes=request.bucket_bytes, staged=request.staged,
         traceparent=text(os.environ.get("TRACEPARENT")), resident_key=text(request.resident_key),
+        resident_shared=request.resident_shared,
         timeout_ms=max(1, milliseconds(timeout, milliseconds(ATTACH_PATIENCE_S))))
     native.open("rk_attach", "rk_detach", ctypes.byref(options))

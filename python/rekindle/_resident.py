@@ -10,7 +10,7 @@ from typing import Any
 
 from . import _abi
 from ._device import Device
-from ._native import Native, milliseconds, text
+from ._native import Native, milliseconds, raise_error, text
 from ._optional import module
 from ._views import device_tensor
 
@@ -28,6 +28,14 @@ class Block:
         self.size = size.value
         self.address = data.value or 0
         self._device = device
+
+    def set_read_only(self, read_only: bool) -> None:
+        """Whether a write of this process is an error, which ends it on a double. No queued work may
+        write to the block. UnavailableError."""
+        abi, error = _abi.load(), _abi.Error()
+        code = abi.rk_block_set_read_only(self.handle, read_only, ctypes.byref(error))
+        if code != _abi.OK:
+            raise_error(code, error)
 
     @property
     def bytes(self) -> Any:

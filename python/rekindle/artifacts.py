@@ -26,6 +26,7 @@ _ENGINES = ("vllm", "sglang")
 # Compilers, and packages that come with kernels which they compile.
 _COMPILERS = ("torch", "triton", "flashinfer-python", "deep-gemm", "sgl-kernel", "sglang-kernel")
 _NVIDIA_SMI_TIMEOUT_S = 60.0
+_COMPILER_TIMEOUT_S = 30.0
 
 
 def _version(package: str) -> str | None:
@@ -60,6 +61,33 @@ def _gpus() -> list[str]:
     return sorted({row.strip() for row in done.stdout.splitlines() if row.strip()})
 
 
+def _first_line(program: str) -> str:
+    """What a compiler says of its version, without what only its path changes."""
+    try:
+        done = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=_COMPILER_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as why:
+        raise errors.UnavailableError(f"the version of {program} is unknown: {why}") from None
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    # The first line of nvcc is the same in every release.
+    released = [line for line in lines if "release" in line and "nvcc" not in line]
+    return (released or lines or [""])[0]
+
+
+def _programs() -> dict[str, str]:
+    """The versions of nvcc and of the host's compilers, which engines run as they start."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    wanted = {"nvcc": [f"{home}/bin/nvcc", "nvcc"],
+              "cc": [os.environ.get("CC", ""), "gcc", "clang", "cc"],
+              "c++": [os.environ.get("CXX", ""), "g++", "clang++", "c++"]}
+    found = {}
+    for name, programs in wanted.items():
+        there = [path for program in programs if program and (path := shutil.which(program))]
+        if there:
+            found[name] = _first_line(there[0])
+    return found
+
+
 def _cpu() -> str:
     """Compilers also make code for the CPU that they run on."""
     try:
@@ -75,8 +103,8 @@ def fingerprint(*, engine: str | None = None, dtype: str | None = None,
                 parallel: str | None = None, extra: str = "") -> str:
     """Returns one line of text. Caches fit only where it is the same.
 
-    It has the versions of Python, the C library, the engine, torch, its CUDA and the compilers, the
-    CPU, the kinds of GPUs and the driver. `engine`: a package; without it, vLLM and SGLang where
+    It has the versions of Python, the C library, the engine, torch, its CUDA, the compilers, nvcc
+    and the host's C and C++ compilers (`$CC`, `$CXX`, gcc, clang), the CPU, the kinds of GPUs and the driver. `engine`: a package; without it, vLLM and SGLang where
     they are installed. `parallel`: such as "tp=8". `extra`: whatever else makes a difference to
     you. The model is not in it, because `fetch` and `publish` take it by name."""
     torch = _optional.module("torch")
@@ -86,6 +114,7 @@ def fingerprint(*, engine: str | None = None, dtype: str | None = None,
         "cpu": _cpu(),
         "engine": _engine(engine),
         "compilers": {name: version for name in _COMPILERS if (version := _version(name))},
+        "programs": _programs(),
         "cuda": str(torch.version.cuda) if torch is not None else None,
         "gpus": _gpus(),
         "dtype": dtype,

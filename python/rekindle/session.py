@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _abi, _attaching, _files, _loading, errors
+from . import _abi, _attaching, _files, _loading, errors, orders
 from ._attaching import Request, Shard, Spec
 from ._device import DeviceLike, resolve
 from ._listing import Listing
@@ -29,6 +29,7 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
            device: DeviceLike = None, stream: "torch.cuda.Stream | int | None" = None,
            bucket_bytes: int = 0, fallback_dir: str | os.PathLike[str] | None = None,
            staged: bool = False, resident_key: str | None = None,
+           resident_shared: bool = False,
            agent: str | os.PathLike[str] | None = None, timeout: float | None = 10.0) -> "Session":
     """Attaches this process to a model's weights on the agent of this host.
 
@@ -43,6 +44,7 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
     version. `staged`: the session has no rank of the instance before `begin_switch`, so that the
     instance stays ready with the version that it serves. `resident_key`: takes the resident copy
     with this key and nothing else; NotFoundError or UnavailableError says why there is none.
+    `resident_shared`: one that several workers read at the same time; this process only reads it.
     `agent`: the agent's store directory. `timeout`: seconds until the version and its sources are
     known; None: without end. Missing arguments come from the environment that `rekindle run` sets.
 
@@ -60,7 +62,8 @@ def attach(model: str | None = None, version: str | int | None = "latest", *, sh
         _attaching.model_version(model, version), text, boxes, _attaching.spec_json(spec),
         instance if instance is not None else _attaching.environment("INSTANCE"),
         _attaching.number(generation, "GENERATION", 0), _attaching.number(rank, "RANK", 0), world,
-        group, fallback_dir, resolve(device, stream), bucket_bytes, staged, resident_key)
+        group, fallback_dir, resolve(device, stream), bucket_bytes, staged, resident_key,
+        resident_shared)
     store = agent if agent is not None else _attaching.environment("STORE")
     return Session(request, store, timeout)
 
@@ -354,6 +357,13 @@ class Session:
         except errors.TimeoutError:
             return None
         return version.value
+
+    def next_order(self, timeout: float | None = 0.0) -> "orders.Order | None":
+        """Waits for an order of the agent, such as that of `rekindle switch`. None: there was none
+        for `timeout` seconds. Call it between two steps, also with 0: the agent gives the order
+        when every rank that gets it has called, and later calls find it. UnavailableError: the
+        agent is older and gives no orders."""
+        return orders.wait_for(self, self._native, timeout)
 
     # --- the end
 

@@ -17,6 +17,11 @@ _GO = b"go\n"
 _LONGEST = 1 << 16
 
 
+def is_standby() -> bool:
+    """Whether this process is a standby that has not taken over yet."""
+    return bool(os.environ.get(_VARIABLE))
+
+
 def wait(timeout: float | None = None) -> bool:
     """Waits until this process takes over from a worker that has failed. Then sets the variables of
     the environment that have changed, such as REKINDLE_FAILURES, and returns True.

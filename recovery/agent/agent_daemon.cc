@@ -285,6 +285,16 @@ Result<void> Daemon::listen_control() {
                                                             request.device(), "was released"));
         co_return response;
       });
+  rpc::handle<proto::LOCAL_SWITCH>(*local_server_,
+                                   [this](rpc::Peer, proto::LocalSwitchRequest request,
+                                          rpc::Events) -> Task<Result<proto::LocalSwitchResponse>> {
+                                     if (workers_ == nullptr) {
+                                       co_return fail(ErrorCode::kUnavailable,
+                                                      "this agent is still starting; try again");
+                                     }
+                                     auto switching = workers_->switch_model(std::move(request));
+                                     co_return co_await std::move(switching);
+                                   });
   peers_->install(*server_);
   core_->joint().install(*server_);
   install_status();
@@ -310,6 +320,7 @@ Result<void> Daemon::start_workers() {
   service.incarnation = core_->identity().incarnation;
   service.session_times.load = options_.load_timeout;
   service.resident_time_to_live = options_.resident_time_to_live;
+  service.starts_keeper = options_.starts_keeper;
   service.allowed_uids = options_.allowed_uids;
   service.verify_uploads = options_.gpu.verify_uploads;
   service.metrics = metrics_.get();
@@ -323,6 +334,7 @@ Result<void> Daemon::start_workers() {
   core_->duties().tell_events([this](std::uint64_t after, std::size_t most) {
     return workers_->fleet_events(after, most);
   });
+  core_->duties().tell_drained([this](bool drained) { workers_->residents().drain(drained); });
   core_->health().tell_events([this](std::string kind, const ModelVersion& id, std::string why) {
     worker::Event event;
     event.kind = std::move(kind);

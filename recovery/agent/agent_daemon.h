@@ -63,6 +63,8 @@ struct AgentOptions {
   std::chrono::milliseconds load_timeout{600'000};
   // How long parameters stay in GPU memory without a worker. 0: they never do.
   std::chrono::milliseconds resident_time_to_live{120'000};
+  // Starts a keeper of resident copies where none runs.
+  bool starts_keeper = true;
   // The GPUs on which workers get their weights.
   device::GpuOptions gpu;
   // The addresses in use ("10.0.0.3:7400"); "" for an endpoint that there is not.

@@ -41,6 +41,8 @@ class FleetDuties {
       std::function<std::vector<proto::FleetEvent>(std::uint64_t after, std::size_t most)>;
   // Heartbeats tell these events to the coordinator, each until one is answered.
   void tell_events(EventsAfter events) { events_ = std::move(events); }
+  // Called when an operator drains this host, and when that is undone.
+  void tell_drained(std::function<void(bool)> drained) { drained_ = std::move(drained); }
 
   // A new coordinator has none of the events, and gets all that are kept. `term`: the incarnation
   // of the coordinator, which is new with each term.
@@ -60,6 +62,7 @@ class FleetDuties {
   FleetOrders orders_;
   // Empty: the agent of a command has no events.
   EventsAfter events_;
+  std::function<void(bool)> drained_;
   // The last event that the coordinator of `term_` has, and the last one of the heartbeat that has
   // no answer yet.
   Incarnation term_;

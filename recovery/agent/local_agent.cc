@@ -260,6 +260,9 @@ class EmbeddedAgent final : public LocalAgent {
     return fail(ErrorCode::kUnavailable,
                 "no agent runs on this host, so there are no resident copies to release");
   }
+  Result<proto::LocalSwitchResponse> switch_model(proto::LocalSwitchRequest) override {
+    return fail(ErrorCode::kUnavailable, "no agent runs on this host, so no worker can switch");
+  }
 
  private:
   Result<void> ensure(const std::filesystem::path& store) {
@@ -367,6 +370,11 @@ class ConnectedAgent final : public LocalAgent {
     request.set_device(device);
     TRY(const auto response, call<proto::LOCAL_RELEASE>(std::move(request), kShortDeadline));
     return response.released();
+  }
+  Result<proto::LocalSwitchResponse> switch_model(proto::LocalSwitchRequest request) override {
+    // The agent's answer says more than the end of the wait for it.
+    const std::chrono::milliseconds deadline(request.timeout_ms() + std::uint64_t{5000});
+    return call<proto::LOCAL_SWITCH>(std::move(request), deadline);
   }
 
  private:

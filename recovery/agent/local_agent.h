@@ -15,7 +15,9 @@
 
 namespace rekindle::proto {
 class CopyStatus;
-}
+class LocalSwitchRequest;
+class LocalSwitchResponse;
+}  // namespace rekindle::proto
 
 namespace rekindle::agent {
 
@@ -74,6 +76,9 @@ class LocalAgent {
   // ("": all). Returns their number. kUnavailable: no agent runs here.
   virtual Result<std::uint64_t> release(const std::optional<ModelRef>& what,
                                         const std::string& device) = 0;
+  // Has the workers of an instance on this host serve another version. kUnavailable: no agent runs
+  // here. Other errors: worker::switch_model().
+  virtual Result<proto::LocalSwitchResponse> switch_model(proto::LocalSwitchRequest request) = 0;
 };
 
 // Connects to the agent that owns `store_directory`. When there is none, embeds one. A pull `to` a

@@ -143,9 +143,13 @@ std::vector<std::string> DeviceLink::command() const {
   std::error_code unknown;
   const auto program = std::filesystem::read_symlink(options_.program, unknown);
   command.push_back(command.empty() || unknown ? options_.program : program.string());
-  const std::vector<std::string> own{"device-process", "--fd", std::to_string(Child::kSocket),
+  const std::vector<std::string> own{"device-process",
+                                     "--fd",
+                                     std::to_string(Child::kSocket),
                                      "--keep-rate",
-                                     std::to_string(options_.gpu.keep_bytes_per_second)};
+                                     std::to_string(options_.gpu.keep_bytes_per_second),
+                                     "--helpers",
+                                     std::to_string(options_.gpu.helpers)};
   command.insert(command.end(), own.begin(), own.end());
   const auto& arguments = options_.gpu.arguments;
   command.insert(command.end(), arguments.begin(), arguments.end());

@@ -6,6 +6,7 @@ namespace rekindle::device {
 
 namespace {
 constexpr std::uint32_t kMostDoubles = 64;
+constexpr std::uint32_t kMostHelpers = 15;
 constexpr std::string_view kDoublePrefix = "double:";
 }  // namespace
 
@@ -41,6 +42,17 @@ Result<GpuOptions> parse_gpu(std::string_view text) {
   options.use = GpuOptions::Use::kDouble;
   TRY(options.doubles, parse_doubles(text.substr(kDoublePrefix.size())));
   return options;
+}
+
+Result<std::uint32_t> parse_helpers(std::string_view text) {
+  if (text == "auto") return GpuOptions::kAutoHelpers;
+  if (text == "none") return 0;
+  std::uint32_t count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (error == std::errc() && end == text.data() + text.size() && count <= kMostHelpers) {
+    return count;
+  }
+  return fail(ErrorCode::kInvalid, "'{}' is none of auto, none, 0 to {}", text, kMostHelpers);
 }
 
 }  // namespace rekindle::device

@@ -34,6 +34,9 @@ struct GpuOptions {
   // Each device copies the bytes of a broadcast to its host at this rate, if the host lacks them;
   // 0: it copies none.
   std::uint64_t keep_bytes_per_second = 8'000'000'000;
+  // Idle GPUs whose links to the host one upload may use as well.
+  static constexpr std::uint32_t kAutoHelpers = 3;
+  std::uint32_t helpers = kAutoHelpers;
   // Further arguments of the device process, for its log.
   std::vector<std::string> arguments;
   // Comes before the command of the device process: a debugger or a sanitizer.
@@ -41,5 +44,7 @@ struct GpuOptions {
 };
 // "auto", "none", "double:2:512MiB".
 Result<GpuOptions> parse_gpu(std::string_view text);
+// "auto", "none", "2".
+Result<std::uint32_t> parse_helpers(std::string_view text);
 
 }  // namespace rekindle::device

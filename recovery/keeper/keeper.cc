@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <random>
@@ -34,6 +33,7 @@
 #include "src/base/protocol_range.h"
 #include "src/base/version.h"
 #include "src/ipc/framed_socket.h"
+#include "src/ipc/process_age.h"
 #include "src/ipc/unix_socket.h"
 
 namespace rekindle::keeper {
@@ -58,15 +58,6 @@ struct Answer {
   proto::KeeperToAgent frame;
   std::vector<UniqueFd> descriptors = {};
 };
-
-// Other descriptors never tell that a process has died.
-bool is_pidfd(int fd) {
-  std::ifstream info(fmt::format("/proc/self/fdinfo/{}", fd));
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("Pid:")) return true;
-  }
-  return false;
-}
 
 class Keeper {
  public:
@@ -292,7 +283,7 @@ Result<Answer> Keeper::keep(const proto::KeepCopy& order, std::vector<UniqueFd> 
   descriptors.pop_back();
   const auto most = static_cast<std::uint64_t>(kMostTimeToLive.count());
   KeptCopy copy{order.record(), std::move(descriptors),
-                std::chrono::milliseconds(std::min(order.time_to_live_ms(), most))};
+                std::chrono::milliseconds(std::min(order.time_to_live_ms(), most)), order.owner()};
   TRY_VOID(copies_.keep(order.name(), std::move(copy), steady_now()));
   auto used = use(order.name(), std::move(pidfd));
   if (!used) (void)copies_.drop(order.name());
@@ -300,7 +291,8 @@ Result<Answer> Keeper::keep(const proto::KeepCopy& order, std::vector<UniqueFd> 
 }
 
 Result<Answer> Keeper::use(const std::string& name, UniqueFd pidfd) {
-  if (!is_pidfd(pidfd.get())) {
+  // Other descriptors never tell that a process has died.
+  if (!ipc::pid_of(pidfd.get())) {
     return fail(ErrorCode::kInvalid, "use a copy '{}': the descriptor is not of a process", name);
   }
   TRY(const UserId user, copies_.add_user(name));
@@ -332,7 +324,11 @@ Result<Answer> Keeper::get(const std::string& name) const {
   auto& kept = *answer.frame.mutable_copy();
   kept.set_name(name);
   kept.set_record(copy->record);
-  for (const UserId user : copy->users) kept.add_users(user);
+  for (const UserId user : copy->users) {
+    kept.add_users(user);
+    TRY(auto pidfd, duplicate(watches_.at(user)->native_handle(), "hand out a pidfd"));
+    answer.descriptors.push_back(std::move(pidfd));
+  }
   return answer;
 }
 

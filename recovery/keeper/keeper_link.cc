@@ -93,6 +93,7 @@ async::Task<Result<UserId>> KeeperLink::keep(Order order) {
   keep.set_record(std::move(order.record));
   keep.set_time_to_live_ms(
       static_cast<std::uint64_t>(std::max<std::int64_t>(order.time_to_live.count(), 0)));
+  keep.set_owner(order.owner);
   std::vector<UniqueFd> descriptors = std::move(order.blocks);
   descriptors.push_back(std::move(order.user));
   return ask<UserId>(std::move(frame), std::move(descriptors), take_user);
@@ -118,8 +119,18 @@ async::Task<Result<KeeperLink::Kept>> KeeperLink::get(std::string name) {
   frame.mutable_get()->set_name(std::move(name));
   return ask<Kept>(std::move(frame), {}, [](Answer answer) -> Result<Kept> {
     const proto::KeptCopy& copy = answer.frame.copy();
-    return Kept{
-        copy.record(), std::move(answer.descriptors), {copy.users().begin(), copy.users().end()}};
+    Kept kept{copy.record(), std::move(answer.descriptors), {}};
+    const auto users = static_cast<std::size_t>(copy.users_size());
+    if (kept.blocks.size() < users) {
+      return fail(ErrorCode::kCorrupt, "the keeper sent {} descriptors of a copy with {} users",
+                  kept.blocks.size(), users);
+    }
+    const std::size_t blocks = kept.blocks.size() - users;
+    for (std::size_t i = 0; i < users; ++i) {
+      kept.users[copy.users(static_cast<int>(i))] = std::move(kept.blocks[blocks + i]);
+    }
+    kept.blocks.resize(blocks);
+    return kept;
   });
 }
 

@@ -64,6 +64,8 @@ class KeeperLink {
     // A pidfd of the process that has the blocks open.
     UniqueFd user;
     std::chrono::milliseconds time_to_live{};
+    // The uid of the process.
+    std::uint32_t owner = 0;
   };
   // kInvalid: there is a copy of this name. kExhausted: the keeper is full.
   async::Task<Result<UserId>> keep(Order order);
@@ -74,7 +76,8 @@ class KeeperLink {
   struct Kept {
     std::string record;
     std::vector<UniqueFd> blocks;
-    std::vector<UserId> users;
+    // With the pidfd of each.
+    std::map<UserId, UniqueFd> users;
   };
   // kNotFound.
   async::Task<Result<Kept>> get(std::string name);

@@ -10,15 +10,22 @@ Result<void> KeptCopies::keep(const std::string& name, KeptCopy copy, TimePoint 
     return fail(ErrorCode::kInvalid, "keep a copy '{}' of {} blocks: {}", name, copy.blocks.size(),
                 copies_.contains(name) ? "there is one of this name" : "that is no copy");
   }
-  if (copies_.size() >= kMostCopies || copy.blocks.size() > kMostBlocks - blocks_ ||
-      copy.record.size() > kMostRecordBytes - record_bytes_) {
+  const auto has_room = [&copy](const Held& held, std::size_t share) {
+    return held.copies < kMostCopies / share &&
+           held.blocks + copy.blocks.size() <= kMostBlocks / share &&
+           held.record_bytes + copy.record.size() <= kMostRecordBytes / share;
+  };
+  const Held all = held(std::nullopt);
+  const Held own = held(copy.owner);
+  const bool is_full = !has_room(all, 1);
+  if (is_full || !has_room(own, kOwnersShare)) {
+    const Held& most = is_full ? all : own;
     return fail(ErrorCode::kExhausted,
-                "the keeper has {} copies, {} blocks, and {} bytes of records; there is no room "
-                "for one with {} blocks and {} bytes",
-                copies_.size(), blocks_, record_bytes_, copy.blocks.size(), copy.record.size());
+                "the keeper has {} copies{}, with {} blocks and {} bytes of records; there is no "
+                "room for one with {} blocks and {} bytes",
+                most.copies, is_full ? "" : fmt::format(" of user {}", copy.owner), most.blocks,
+                most.record_bytes, copy.blocks.size(), copy.record.size());
   }
-  blocks_ += copy.blocks.size();
-  record_bytes_ += copy.record.size();
   copy.users.clear();
   copy.expires = now + copy.time_to_live;
   copies_.emplace(name, std::move(copy));
@@ -59,10 +66,19 @@ Result<void> KeptCopies::drop(const std::string& name) {
     return fail(ErrorCode::kNotFound, "the keeper has no copy '{}'", name);
   }
   for (const UserId user : found->second.users) users_.erase(user);
-  blocks_ -= found->second.blocks.size();
-  record_bytes_ -= found->second.record.size();
   copies_.erase(found);
   return {};
+}
+
+KeptCopies::Held KeptCopies::held(std::optional<std::uint32_t> owner) const {
+  Held held;
+  for (const auto& [name, copy] : copies_) {
+    if (owner && copy.owner != *owner) continue;
+    ++held.copies;
+    held.blocks += copy.blocks.size();
+    held.record_bytes += copy.record.size();
+  }
+  return held;
 }
 
 const KeptCopy* KeptCopies::find(const std::string& name) const {

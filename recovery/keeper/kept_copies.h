@@ -24,6 +24,8 @@ inline constexpr std::size_t kMostCopies = 1024;
 inline constexpr std::size_t kMostBlocks = 16'384;
 // Of all copies.
 inline constexpr std::uint64_t kMostRecordBytes = 256u << 20;
+// The copies of one user (uid) take at most this part of each of the limits above.
+inline constexpr std::size_t kOwnersShare = 4;
 // Of one copy.
 inline constexpr std::size_t kMostUsers = 64;
 
@@ -31,6 +33,8 @@ struct KeptCopy {
   std::string record;
   std::vector<UniqueFd> blocks;
   std::chrono::milliseconds time_to_live{};
+  // The uid whose share of the keeper it takes.
+  std::uint32_t owner = 0;
   std::set<UserId> users = {};
   // When it goes, unless a process uses it before. nullopt: it has users.
   std::optional<TimePoint> expires = std::nullopt;
@@ -58,11 +62,17 @@ class KeptCopies {
   const std::map<std::string, KeptCopy>& all() const { return copies_; }
 
  private:
+  struct Held {
+    std::size_t copies = 0;
+    std::size_t blocks = 0;
+    std::uint64_t record_bytes = 0;
+  };
+  // Of all owners; of one.
+  Held held(std::optional<std::uint32_t> owner) const;
+
   std::map<std::string, KeptCopy> copies_;
   std::map<UserId, std::string> users_;
   UserId last_user_;
-  std::size_t blocks_ = 0;
-  std::uint64_t record_bytes_ = 0;
 };
 
 }  // namespace rekindle::keeper

@@ -34,7 +34,8 @@ struct AttachTrace {
 // Something that happened to a worker, to an instance (then without a rank), or to a copy.
 struct Event {
   // Of a worker: attach; register, wire, install, loaded (it has entered that phase); committed;
-  // died, failed, detached, no_resident. Of an instance: ready, unfit, forgotten. Of a copy in the
+  // died, failed, detached, no_resident. Of an instance: ready, unfit, forgotten, switched,
+  // not_switched. Of a copy in the
   // store: copy_rotten, copy_mended, copy_lost. Of a resident copy: resident, resident_dropped.
   std::string kind;
   std::string instance;

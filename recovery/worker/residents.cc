@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include <boost/asio/this_coro.hpp>
@@ -11,6 +12,7 @@
 #include "recovery/rpc/convert.h"
 #include "src/base/duplicate_fd.h"
 #include "src/base/log.h"
+#include "src/ipc/process_age.h"
 #include "src/tensor/checkpoint.h"
 
 namespace rekindle::worker {
@@ -29,6 +31,11 @@ constexpr std::chrono::milliseconds kCheckAgain{200};
 // From the end of a search to the worker's deadline, so that it hears the reason.
 constexpr std::chrono::milliseconds kRefusalTime{1000};
 constexpr std::size_t kMostSeals = 16;
+// Keepers that end one after the other may do so because of what they get.
+constexpr int kMeetTries = 3;
+// Children that a dead worker leaves behind have this time to end.
+constexpr std::chrono::milliseconds kChildrenEnd{2000};
+constexpr std::chrono::milliseconds kLookAgain{100};
 constexpr int kDropTries = 3;
 constexpr std::chrono::milliseconds kDropAgain{1000};
 // A worker that dies so soon after it got its copy may die of it.
@@ -55,8 +62,9 @@ std::string to_bytes(const std::vector<Digest>& digests) {
 
 Result<ResidentIdentity> identity_of(const proto::ResidentRecord& record) {
   TRY(auto id, rpc::from_proto(record.id()));
-  return ResidentIdentity{std::move(id), rpc::from_proto(record.root()), record.key(),
-                          record.device(), record.uid()};
+  return ResidentIdentity{std::move(id), rpc::from_proto(record.root()),
+                          record.key(),  record.device(),
+                          record.uid(),  record.shared()};
 }
 
 Result<void> check(const proto::SealResident& request, std::size_t descriptors) {
@@ -83,6 +91,27 @@ Result<void> check(const proto::SealResident& request, std::size_t descriptors) 
 
 }  // namespace
 
+Result<Residents::User> Residents::user_of(const Client& client) {
+  TRY(auto pidfd, client.pidfd());
+  return User{client.process, std::move(pidfd), ipc::lineage_of(static_cast<pid_t>(client.pid()))};
+}
+
+bool Residents::Copy::is_used() const {
+  return !sessions.empty() ||
+         std::ranges::any_of(users, [](const auto& user) { return !user.second.dying; });
+}
+
+void Residents::Copy::remove(keeper::UserId user) {
+  if (const auto found = users.find(user); found != users.end()) {
+    gone = found->second.lineage;
+    users.erase(found);
+  }
+  if (!users.empty()) return;
+  files = ipc::ids_of(blocks);
+  blocks.clear();
+  record.clear();
+}
+
 Residents::Residents(CopyHost& copies, DeviceHost& devices, EventLog& events,
                      async::TaskGroup& tasks, asio::any_io_executor executor, Options options)
     : copies_(copies),
@@ -107,36 +136,131 @@ async::Task<void> Residents::close(std::chrono::milliseconds deadline) {
 void Residents::recover() {
   std::error_code ignored;
   if (recovering_) return;
-  if (!std::filesystem::exists(options_.keeper.directory / keeper::kKeeperSocket, ignored)) return;
+  const bool runs =
+      std::filesystem::exists(options_.keeper.directory / keeper::kKeeperSocket, ignored);
+  if (!runs && kept_.empty()) return;
   recovering_ = true;
-  tasks_.spawn("worker.residents", read_keeper());
+  tasks_.spawn("worker.residents", meet_keeper());
 }
 
-async::Task<void> Residents::read_keeper() {
+async::Task<void> Residents::meet_keeper() {
   co_await asio::this_coro::throw_if_cancelled(false);
+  for (int tries = 0; tries < kMeetTries && !co_await async::is_cancelled(); ++tries) {
+    const std::uint64_t before = losses_;
+    auto reading = read_keeper();
+    auto met = co_await std::move(reading);
+    if (met) {
+      auto bringing = bring_back();
+      met = co_await std::move(bringing);
+    }
+    if (!met) log::warn("resident.keeper", "error", met.error().message());
+    const bool lost = !met && met.error().code() == ErrorCode::kPeerLost;
+    if (!lost && losses_ == before) break;
+  }
+  std::vector<std::string> lost;
+  for (const auto& [name, copy] : kept_) {
+    if (!copy.at_keeper) lost.push_back(name);
+  }
+  for (const std::string& name : lost) drop(name, "the keeper that had it is gone");
+  recovering_ = false;
+  changed_.notify();
+}
+
+// Adds copies that this agent does not know. Marks those that it knows and the keeper has.
+async::Task<Result<void>> Residents::read_keeper() {
   auto listing = link_.list();
-  const auto listed = co_await std::move(listing);
-  if (!listed) log::warn("resident.keeper", "error", listed.error().message());
+  CO_TRY(const auto listed, co_await std::move(listing));
   std::vector<std::string> names;
-  if (listed) {
-    for (const auto& [name, users] : *listed) names.push_back(name);
+  for (const auto& [name, users] : listed) {
+    const auto known = kept_.find(name);
+    if (known == kept_.end()) {
+      names.push_back(name);
+      continue;
+    }
+    known->second.at_keeper = true;
+    std::vector<keeper::UserId> gone;
+    for (const auto& [user, process] : known->second.users) {
+      if (std::ranges::find(users, user) == users.end()) gone.push_back(user);
+    }
+    for (const keeper::UserId user : gone) known->second.remove(user);
   }
   for (const std::string& name : names) {
-    if (kept_.contains(name)) continue;
     if (!enabled()) {
       tasks_.spawn("worker.residents", tell_drop(name));
       continue;
     }
     auto getting = link_.get(name);
-    const auto kept = co_await std::move(getting);
-    if (kept) add_kept(name, *kept);
+    auto kept = co_await std::move(getting);
+    if (kept && !kept_.contains(name)) add_kept(name, std::move(*kept));
   }
-  recovering_ = false;
-  changed_.notify();
+  co_return Result<void>();
+}
+
+// A new keeper gets the copies whose workers live.
+async::Task<Result<void>> Residents::bring_back() {
+  std::vector<std::string> names;
+  for (const auto& [name, copy] : kept_) {
+    if (!copy.at_keeper && !copy.blocks.empty()) names.push_back(name);
+  }
+  for (const std::string& name : names) {
+    auto keeping = keep_again(name);
+    const auto kept = co_await std::move(keeping);
+    if (!kept && kept.error().code() == ErrorCode::kPeerLost) co_return kept;
+    if (!kept) log::warn("resident.keep_again", "name", name, "error", kept.error().message());
+    if (kept) log::info("resident.kept_again", "name", name);
+  }
+  co_return Result<void>();
+}
+
+async::Task<Result<void>> Residents::keep_again(std::string name) {
+  const std::uint64_t before = losses_;
+  // By the new keeper's numbers.
+  std::set<keeper::UserId> renewed;
+  for (;;) {
+    auto found = kept_.find(name);
+    if (found == kept_.end()) co_return fail(ErrorCode::kStale, "the resident copy was released");
+    const auto next = std::ranges::find_if(
+        found->second.users, [&](const auto& user) { return !renewed.contains(user.first); });
+    if (next == found->second.users.end()) break;
+    const keeper::UserId old_number = next->first;
+    CO_TRY(auto pidfd, duplicate(next->second.pidfd.get(), "keep a pidfd"));
+    auto asking = renewed.empty() ? keep_with(name, found->second, std::move(pidfd))
+                                  : link_.use(name, std::move(pidfd));
+    CO_TRY(const keeper::UserId number, co_await std::move(asking));
+    renewed.insert(number);
+    found = kept_.find(name);
+    if (found == kept_.end()) {
+      tasks_.spawn("worker.residents", tell_drop(name));
+      continue;
+    }
+    auto user = found->second.users.extract(old_number);
+    if (user.empty()) {
+      // It has left meanwhile.
+      tasks_.spawn("worker.residents", tell_leave(name, number));
+      continue;
+    }
+    // At once, because the keeper may tell its death next.
+    user.key() = number;
+    found->second.users.insert(std::move(user));
+    for (auto& [session, its_user] : found->second.sessions) {
+      if (its_user == old_number) its_user = number;
+    }
+  }
+  if (losses_ != before) co_return fail(ErrorCode::kPeerLost, "the new keeper is gone as well");
+  kept_.find(name)->second.at_keeper = true;
+  co_return Result<void>();
+}
+
+async::Task<Result<keeper::UserId>> Residents::keep_with(std::string name, const Copy& copy,
+                                                         UniqueFd pidfd) {
+  CO_TRY(auto blocks, duplicate_all(copy.blocks, "give a block to a new keeper"));
+  auto keeping = link_.keep({std::move(name), copy.record, std::move(blocks), std::move(pidfd),
+                             options_.time_to_live, copy.identity.uid});
+  co_return co_await std::move(keeping);
 }
 
 // Drops a copy whose record is damaged, or of a later release.
-void Residents::add_kept(const std::string& name, const keeper::KeeperLink::Kept& kept) {
+void Residents::add_kept(const std::string& name, keeper::KeeperLink::Kept kept) {
   proto::ResidentRecord record;
   Result<ResidentIdentity> identity = fail(ErrorCode::kInvalid, "a malformed record");
   if (record.ParseFromString(kept.record)) identity = identity_of(record);
@@ -148,8 +272,16 @@ void Residents::add_kept(const std::string& name, const keeper::KeeperLink::Kept
   copy.identity = std::move(*identity);
   copy.bytes = bytes_of(record);
   copy.instance = record.instance();
-  copy.process = record.process();
-  copy.users = {kept.users.begin(), kept.users.end()};
+  for (auto& [user, pidfd] : kept.users) {
+    // Neither is known of a worker of another PID namespace.
+    const pid_t pid = ipc::pid_of(pidfd.get()).value_or(0);
+    const std::string process = pid > 0 ? fmt::format("pid-{}", pid) : std::string();
+    copy.users[user] = {process, std::move(pidfd), ipc::lineage_of(pid)};
+  }
+  if (!copy.users.empty()) {
+    copy.record = std::move(kept.record);
+    copy.blocks = std::move(kept.blocks);
+  }
   log::info("resident.found", "name", name, "version", copy.identity.id.to_string(), "device",
             copy.identity.device, "bytes", copy.bytes, "users", copy.users.size());
   kept_.insert_or_assign(name, std::move(copy));
@@ -163,6 +295,9 @@ async::Task<Result<void>> Residents::seal(SessionPtr session, proto::SealResiden
   if (!enabled()) {
     co_return fail(ErrorCode::kUnavailable,
                    "this agent keeps no resident copies; start it with --resident-ttl");
+  }
+  if (drained_) {
+    co_return fail(ErrorCode::kUnavailable, "this host is drained, so it keeps no resident copies");
   }
   CO_TRY_VOID(check(request, blocks.size()));
   if (session->state.state() != SessionState::kCommitted || session->order.device.empty()) {
@@ -198,8 +333,9 @@ async::Task<Result<void>> Residents::seal_alone(SessionPtr session, proto::SealR
     co_return fail(ErrorCode::kUnavailable, "this host has no copy of {} any more",
                    session->wanted().to_string());
   }
-  ResidentIdentity identity{session->wanted(), *root, request.key(), session->order.device,
-                            session->client->uid()};
+  ResidentIdentity identity{session->wanted(),      *root,
+                            request.key(),          session->order.device,
+                            session->client->uid(), request.shared()};
   proto::ResidentRecord record;
   *record.mutable_id() = rpc::to_proto(identity.id);
   *record.mutable_root() = rpc::to_proto(*root);
@@ -208,6 +344,7 @@ async::Task<Result<void>> Residents::seal_alone(SessionPtr session, proto::SealR
   *record.mutable_block_bytes() = request.block_bytes();
   record.set_device(identity.device);
   record.set_uid(identity.uid);
+  record.set_shared(identity.shared);
   record.set_instance(session->instance);
   record.set_process(sealing->process);
   CO_TRY(auto files, files_of(blocks, record));
@@ -225,27 +362,30 @@ async::Task<Result<void>> Residents::keep(SessionPtr session, ResidentIdentity i
                                           std::shared_ptr<const Sealing> sealing) {
   const Error stale(
       ErrorCode::kStale,
-      fmt::format("the worker has ended, or attached again; its parameters of {} are not kept",
+      fmt::format("the worker has ended or attached again, or the host is drained; its parameters "
+                  "of {} are not kept",
                   identity.id.to_string()));
-  if (session->state.ended() || sealing->stale) co_return fail(stale);
+  if (session->state.ended() || sealing->stale || drained_) co_return fail(stale);
   CO_TRY(auto pidfd, session->client->pidfd());
   const std::string name = Incarnation::random().hex();
   Copy copy;
   copy.identity = std::move(identity);
   copy.bytes = bytes_of(record);
   copy.instance = session->instance;
-  copy.process = sealing->process;
-  auto keeping = link_.keep({name, record.SerializeAsString(), std::move(blocks), std::move(pidfd),
-                             options_.time_to_live});
+  copy.record = record.SerializeAsString();
+  CO_TRY(copy.blocks, duplicate_all(blocks, "keep a block for a new keeper"));
+  CO_TRY(User worker, user_of(*session->client));
+  auto keeping = link_.keep({name, copy.record, std::move(blocks), std::move(pidfd),
+                             options_.time_to_live, copy.identity.uid});
   CO_TRY(const keeper::UserId user, co_await std::move(keeping));
   const bool ended = session->state.ended();
-  if (sealing->stale || (ended && session->worker == Session::WorkerLife::kConnected)) {
+  if (sealing->stale || drained_ || (ended && session->worker == Session::WorkerLife::kConnected)) {
     tasks_.spawn("worker.residents", tell_drop(name));
     co_return fail(stale);
   }
-  copy.users.insert(user);
-  copy.dying = ended;
-  copy.session = ended ? 0 : session->id();
+  worker.dying = ended;
+  copy.users[user] = std::move(worker);
+  if (!ended) copy.sessions[session->id()] = user;
   session->resident = name;
   note(copy, "resident", "");
   log::info("resident.kept", "name", name, "session", session->id(), "version",
@@ -287,8 +427,12 @@ async::Task<Result<Residents::Taken>> Residents::take(SessionPtr session, ModelV
   }
   const TimePoint deadline = session->state.next_deadline().value_or(steady_now());
   const TimePoint give_up = deadline - kRefusalTime;
-  const ResidentIdentity wanted{id, *root, session->order.resident_key, session->order.device,
-                                session->client->uid()};
+  const ResidentIdentity wanted{id,
+                                *root,
+                                session->order.resident_key,
+                                session->order.device,
+                                session->client->uid(),
+                                session->order.resident_shared};
   auto waiting = wait_for_free(session, wanted, std::min(give_up, steady_now() + kDeathWait));
   const auto free = co_await std::move(waiting);
   if (!free) co_return fail(free.error());
@@ -298,25 +442,41 @@ async::Task<Result<Residents::Taken>> Residents::take(SessionPtr session, ModelV
     session->resident = *free;
     co_return taken;
   }
-  // The worker loads now, and needs the memory.
   const Error why = taken ? Error(ErrorCode::kStale, "the session has ended") : taken.error();
-  drop(*free, why.message());
+  lose(session, *free, why);
   co_return fail(why);
+}
+
+// The worker loads now, and needs the memory. Others go on to use a shared copy, unless it is bad.
+void Residents::lose(const SessionPtr& session, const std::string& name, const Error& why) {
+  const auto found = kept_.find(name);
+  if (found == kept_.end()) return;
+  Copy& copy = found->second;
+  const auto mine = copy.sessions.extract(session->id());
+  if (!copy.is_used() || why.code() == ErrorCode::kCorrupt) return drop(name, why.message());
+  if (!mine.empty()) leave(name, mine.mapped(), why.message());
 }
 
 // Claims the copy for this session.
 async::Task<Result<std::string>> Residents::wait_for_free(SessionPtr session,
                                                           ResidentIdentity wanted,
                                                           TimePoint give_up) {
+  std::optional<TimePoint> children_end;
   while (!session->state.ended() && !co_await async::is_cancelled()) {
     const auto found = find(wanted);
-    const bool waits = recovering_ || (found != kept_.end() && found->second.dying);
-    if (found != kept_.end() && found->second.is_free()) {
-      Copy& copy = found->second;
-      copy.session = session->id();
-      copy.process = session->client->process;
-      copy.dying = false;
-      co_return found->first;
+    const bool waits = recovering_ || (found != kept_.end() && !found->second.is_used());
+    if (found != kept_.end() && !recovering_ && found->second.may_be_taken()) {
+      const auto why = still_open(found->second);
+      if (!why) {
+        found->second.sessions[session->id()] = 0;
+        found->second.gone.reset();
+        co_return found->first;
+      }
+      // The children of a dead process may be about to end as well.
+      children_end = children_end.value_or(std::min(give_up, steady_now() + kChildrenEnd));
+      if (steady_now() >= *children_end) co_return fail(*why);
+      co_await changed_.wait_until(std::min(*children_end, steady_now() + kLookAgain));
+      continue;
     }
     if (!waits || steady_now() >= give_up) {
       if (found == kept_.end()) co_return fail(why_none(wanted));
@@ -328,18 +488,40 @@ async::Task<Result<std::string>> Residents::wait_for_free(SessionPtr session,
   co_return fail(ErrorCode::kStale, "the session has ended");
 }
 
+// Work that a dead worker has queued on a GPU ends with the last process that has its files open,
+// and might write to the blocks after their check. Readers queue no writes.
+std::optional<Error> Residents::still_open(const Copy& copy) const {
+  if (copy.identity.shared || !copy.gone) return std::nullopt;
+  const auto heir = ipc::find_heir(*copy.gone, copy.files, options_.is_worker);
+  if (!heir) return std::nullopt;
+  return Error(
+      ErrorCode::kUnavailable,
+      fmt::format("process {}, which the dead worker of the resident copy of {} has forked, "
+                  "still has the worker's GPU open",
+                  *heir, copy.identity.id.to_string()));
+}
+
 async::Task<Result<Residents::Taken>> Residents::open(SessionPtr session, std::string name,
                                                       TimePoint give_up) {
   CO_TRY(auto pidfd, session->client->pidfd());
+  CO_TRY(User worker, user_of(*session->client));
   auto using_it = link_.use(name, std::move(pidfd));
   CO_TRY(const keeper::UserId user, co_await std::move(using_it));
-  if (const auto copy = kept_.find(name); copy != kept_.end()) copy->second.users.insert(user);
+  if (const auto copy = kept_.find(name); copy != kept_.end()) {
+    copy->second.users[user] = std::move(worker);
+    copy->second.sessions[session->id()] = user;
+  }
   auto getting = link_.get(name);
   CO_TRY(auto kept, co_await std::move(getting));
   Taken taken{name, {}, std::move(kept.blocks)};
   if (!taken.record.ParseFromString(kept.record) ||
       taken.blocks.size() != static_cast<std::size_t>(taken.record.block_bytes_size())) {
     co_return fail(ErrorCode::kCorrupt, "the record of a resident copy is malformed");
+  }
+  if (const auto copy = kept_.find(name);
+      copy != kept_.end() && copy->second.blocks.empty() && !copy->second.users.empty()) {
+    CO_TRY(copy->second.blocks, duplicate_all(taken.blocks, "keep a block for a new keeper"));
+    copy->second.record = std::move(kept.record);
   }
   const TimePoint begun = steady_now();
   std::string found;
@@ -379,7 +561,9 @@ async::Task<Result<Residents::Taken>> Residents::open(SessionPtr session, std::s
 // Of several equal copies the one that comes free first.
 Residents::Copies::iterator Residents::find(const ResidentIdentity& identity) {
   auto best = kept_.end();
-  const auto order = [](const Copy& copy) { return copy.is_free() ? 0 : copy.dying ? 1 : 2; };
+  const auto order = [](const Copy& copy) {
+    return copy.may_be_taken() ? 0 : copy.is_used() ? 2 : 1;
+  };
   for (auto at = kept_.begin(); at != kept_.end(); ++at) {
     if (at->second.identity != identity) continue;
     if (best == kept_.end() || order(at->second) < order(best->second)) best = at;
@@ -397,7 +581,9 @@ Error Residents::why_none(const ResidentIdentity& wanted) const {
     const std::pair<bool, const char*> same[] = {
         {has.uid == wanted.uid, "belongs to another user"},
         {has.id.version == wanted.id.version && has.root == wanted.root, "is of another version"},
-        {has.key == wanted.key, "has another key"}};
+        {has.key == wanted.key, "has another key"},
+        {has.shared == wanted.shared,
+         has.shared ? "is for workers that share it" : "belongs to one worker"}};
     const auto first = std::ranges::find(same, false, &std::pair<bool, const char*>::first);
     if (first == std::end(same) || first - same <= nearest) continue;
     nearest = first - same;
@@ -421,27 +607,55 @@ void Residents::before_write(const Client& client, const std::string& model,
   for (const auto& sealing : sealing_) {
     if (there(sealing->process, sealing->model, sealing->device)) sealing->stale = true;
   }
-  std::vector<std::string> written;
+  std::vector<std::pair<std::string, keeper::UserId>> written;
   for (const auto& [name, copy] : kept_) {
     const ResidentIdentity& has = copy.identity;
-    if (there(copy.process, has.id.model, has.device)) written.push_back(name);
+    for (const auto& [user, worker] : copy.users) {
+      if (there(worker.process, has.id.model, has.device)) written.emplace_back(name, user);
+    }
   }
-  for (const std::string& name : written) drop(name, "its worker writes to it");
+  for (const auto& [name, user] : written) leave(name, user, "its worker writes to it");
+}
+
+// The copy goes with its last worker that lives: that one has given it up, and needs memory.
+void Residents::leave(const std::string& name, keeper::UserId user, const std::string& why) {
+  const auto found = kept_.find(name);
+  if (found == kept_.end()) return;
+  Copy& copy = found->second;
+  if (user != 0) {
+    copy.remove(user);
+    std::erase_if(copy.sessions, [user](const auto& session) { return session.second == user; });
+  }
+  if (!copy.is_used()) return drop(name, why);
+  if (user != 0) tasks_.spawn("worker.residents", tell_leave(name, user));
+}
+
+async::Task<void> Residents::tell_leave(std::string name, keeper::UserId user) {
+  co_await asio::this_coro::throw_if_cancelled(false);
+  auto leaving = link_.leave(std::move(name), user);
+  const auto left = co_await std::move(leaving);
+  // The keeper then waits for the end of the process.
+  if (!left) log::warn("resident.leave", "error", left.error().message());
 }
 
 void Residents::session_ended(const Session& session, bool detached) {
   const auto found = kept_.find(session.resident);
-  if (found == kept_.end() || found->second.session != session.id()) return;
+  if (found == kept_.end() || !found->second.sessions.contains(session.id())) return;
   Copy& copy = found->second;
-  if (detached) return drop(found->first, "its worker has detached");
-  const bool proven = session.committed && steady_now() - *session.committed >= kProven;
-  if (session.state.rung() == Rung::kResident && !proven) {
-    return drop(found->first, "a worker that got it failed soon after");
-  }
+  const keeper::UserId user = copy.sessions.extract(session.id()).mapped();
+  if (detached) return leave(found->first, user, "its worker has detached");
   // The process may live without its connection, or without this session. Its pidfd tells the
   // keeper when it dies.
-  copy.dying = session.worker != Session::WorkerLife::kConnected;
-  copy.session = 0;
+  if (const auto worker = copy.users.find(user); worker != copy.users.end()) {
+    worker->second.dying = session.worker != Session::WorkerLife::kConnected;
+  }
+  // Workers that go on with the same bytes show that these are not the reason.
+  const bool proven = session.committed && steady_now() - *session.committed >= kProven;
+  const bool others = std::ranges::any_of(
+      copy.users, [user](const auto& other) { return other.first != user && !other.second.dying; });
+  if (session.state.rung() == Rung::kResident && !proven && !others) {
+    drop(found->first, "a worker that got it failed soon after");
+  }
 }
 
 std::size_t Residents::release(const std::string& model, std::optional<std::uint64_t> version,
@@ -458,15 +672,19 @@ std::size_t Residents::release(const std::string& model, std::optional<std::uint
   return released.size();
 }
 
+void Residents::drain(bool drained) {
+  drained_ = drained;
+  if (drained) (void)release("", std::nullopt, "", "the host is drained");
+}
+
 // Another user's copies stay: they are not this worker's to drop.
 void Residents::make_room(const Session& session) {
   const std::string& device = session.order.device;
   const std::uint32_t uid = session.client->uid();
   std::vector<std::string> unused;
   for (const auto& [name, copy] : kept_) {
-    const bool used = copy.session != 0 || (!copy.users.empty() && !copy.dying);
     const bool there = copy.identity.device == device && copy.identity.uid == uid;
-    if (there && !used) unused.push_back(name);
+    if (there && !copy.is_used()) unused.push_back(name);
   }
   for (const std::string& name : unused) drop(name, "another worker needs the memory of its GPU");
 }
@@ -508,7 +726,7 @@ void Residents::note(const Copy& copy, std::string kind, std::string why) {
 void Residents::user_gone(const std::string& name, keeper::UserId user) {
   const auto found = kept_.find(name);
   if (found == kept_.end()) return;
-  found->second.users.erase(user);
+  found->second.remove(user);
   changed_.notify();
 }
 
@@ -521,13 +739,11 @@ void Residents::copy_expired(const std::string& name) {
   changed_.notify();
 }
 
-// Living workers keep their memory, and their successors load. A keeper that only did not answer
-// still has its copies.
+// A keeper that only did not answer still has its copies.
 void Residents::keeper_lost(const Error& why) {
-  for (const auto& [name, copy] : kept_) note(copy, "resident_dropped", why.message());
   log::warn("resident.keeper_lost", "copies", kept_.size(), "error", why.message());
-  kept_.clear();
-  changed_.notify();
+  ++losses_;
+  for (auto& [name, copy] : kept_) copy.at_keeper = false;
   recover();
 }
 

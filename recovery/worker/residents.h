@@ -3,11 +3,11 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +23,7 @@
 #include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "src/bucket/block_digests.h"
+#include "src/ipc/forked_processes.h"
 
 namespace rekindle::worker {
 
@@ -34,6 +35,8 @@ struct ResidentIdentity {
   std::string key;
   std::string device;
   std::uint32_t uid = 0;
+  // Several workers read it at the same time. Otherwise it belongs to one.
+  bool shared = false;
   bool operator==(const ResidentIdentity&) const = default;
 };
 
@@ -46,6 +49,8 @@ class Residents final : private keeper::KeeperEvents {
     keeper::KeeperLinkOptions keeper;
     // Of a copy without a worker. 0: this agent keeps none.
     std::chrono::milliseconds time_to_live{};
+    // Whether a worker with this pid is connected to the agent.
+    std::function<bool(pid_t)> is_worker;
   };
   // All references outlive this.
   Residents(CopyHost& copies, DeviceHost& devices, EventLog& events, async::TaskGroup& tasks,
@@ -78,6 +83,7 @@ class Residents final : private keeper::KeeperEvents {
   void make_room(const Session& session);
 
   // This worker is about to write to its parameters of the model on the device. "": it may be any.
+  // It leaves a shared copy, and gets other memory; its own copy is dropped.
   void before_write(const Client& client, const std::string& model, const std::string& device);
   // Call it when a session has ended. `detached`: its worker lives, and gives its copy up.
   void session_ended(const Session& session, bool detached);
@@ -85,22 +91,44 @@ class Residents final : private keeper::KeeperEvents {
   // Returns their number. Workers that use them keep their memory.
   std::size_t release(const std::string& model, std::optional<std::uint64_t> version,
                       const std::string& device, const std::string& why);
+  // A drained host gives the memory back, and keeps nothing until that is undone.
+  void drain(bool drained);
   void add_status(proto::AgentStatusResponse& status) const;
 
  private:
+  // A process that has the blocks of a copy open.
+  struct User {
+    // Client::process
+    std::string process;
+    UniqueFd pidfd;
+    // Tells children that it leaves behind. nullopt: this agent cannot.
+    std::optional<ipc::Lineage> lineage;
+    // This agent has seen its death; the keeper will.
+    bool dying = false;
+  };
   struct Copy {
     ResidentIdentity identity;
     std::uint64_t bytes = 0;
     std::string instance;
-    // The processes that have the blocks open, by the keeper's numbers.
-    std::set<keeper::UserId> users;
-    // The session whose worker uses it, or takes it over. 0: none.
-    SessionId session = 0;
-    // Client::process of its last worker.
-    std::string process;
-    // This agent has seen its worker's death; the keeper will.
-    bool dying = false;
-    bool is_free() const { return users.empty() && session == 0; }
+    // By the keeper's numbers.
+    std::map<keeper::UserId, User> users;
+    // The users of the sessions whose workers use it. 0: the worker takes it over.
+    std::map<SessionId, keeper::UserId> sessions;
+    // For a new keeper. Empty without users: the memory then belongs to the keeper alone, which
+    // frees it even if this agent hangs.
+    std::string record;
+    std::vector<UniqueFd> blocks;
+    // The last user that has gone, whose children may have the blocks open.
+    std::optional<ipc::Lineage> gone;
+    std::vector<ipc::FileId> files;
+    // False: it is lost, unless this agent brings it to a new keeper.
+    bool at_keeper = true;
+
+    bool is_free() const { return users.empty() && sessions.empty(); }
+    bool is_used() const;
+    bool may_be_taken() const { return identity.shared || is_free(); }
+    // Forgets a user that has died or left, and what only users need.
+    void remove(keeper::UserId user);
   };
   using Copies = std::map<std::string, Copy>;
   // A seal under way. A worker has one of a model on a device at a time.
@@ -117,8 +145,13 @@ class Residents final : private keeper::KeeperEvents {
   void copy_expired(const std::string& copy) override;
   void keeper_lost(const Error& why) override;
 
-  async::Task<void> read_keeper();
-  void add_kept(const std::string& name, const keeper::KeeperLink::Kept& kept);
+  async::Task<void> meet_keeper();
+  async::Task<Result<void>> read_keeper();
+  void add_kept(const std::string& name, keeper::KeeperLink::Kept kept);
+  async::Task<Result<void>> bring_back();
+  async::Task<Result<void>> keep_again(std::string name);
+  // `copy` is read before the first wait.
+  async::Task<Result<keeper::UserId>> keep_with(std::string name, const Copy& copy, UniqueFd pidfd);
   async::Task<Result<void>> seal_alone(SessionPtr session, proto::SealResident request,
                                        std::vector<UniqueFd> blocks,
                                        std::shared_ptr<Sealing> sealing);
@@ -130,7 +163,13 @@ class Residents final : private keeper::KeeperEvents {
   async::Task<Result<void>> keep(SessionPtr session, ResidentIdentity identity,
                                  proto::ResidentRecord record, std::vector<UniqueFd> blocks,
                                  std::shared_ptr<const Sealing> sealing);
+  static Result<User> user_of(const Client& client);
+  // Why a dead worker may still write to the copy. nullopt: it cannot.
+  std::optional<Error> still_open(const Copy& copy) const;
   Copies::iterator find(const ResidentIdentity& identity);
+  void lose(const SessionPtr& session, const std::string& name, const Error& why);
+  void leave(const std::string& name, keeper::UserId user, const std::string& why);
+  async::Task<void> tell_leave(std::string name, keeper::UserId user);
   Error why_none(const ResidentIdentity& wanted) const;
   void drop(std::string name, std::string why);
   async::Task<void> tell_drop(std::string name);
@@ -145,8 +184,11 @@ class Residents final : private keeper::KeeperEvents {
   // By their names at the keeper.
   Copies kept_;
   std::list<std::shared_ptr<Sealing>> sealing_;
-  // It asks the keeper for its copies.
+  // It asks a keeper for its copies, or brings them to a new one.
   bool recovering_ = false;
+  // Keepers that this agent has lost.
+  std::uint64_t losses_ = 0;
+  bool drained_ = false;
   keeper::KeeperLink link_;
   // A copy has lost a user, or was dropped.
   async::Notifier changed_;

@@ -167,6 +167,11 @@ void WorkerConnections::on_frame(const ClientPtr& client, proto::WorkerFrame fra
   events_.on_call(client, std::move(frame), std::move(descriptors));
 }
 
+bool WorkerConnections::has(pid_t pid) const {
+  return std::ranges::any_of(clients_,
+                             [pid](const auto& client) { return static_cast<pid_t>(client.second->pid()) == pid; });
+}
+
 namespace {
 
 // The kernel has no number for a process of a PID namespace that this process does not see. What
@@ -203,6 +208,7 @@ Result<void> WorkerConnections::greet(const ClientPtr& client, const proto::Work
   greeting.set_ping_interval_ms(static_cast<std::uint32_t>(options_.ping_interval.count()));
   greeting.set_silence_ms(static_cast<std::uint32_t>(options_.silence.count()));
   greeting.set_keeps_residents(options_.keeps_residents);
+  greeting.set_gives_orders(true);
   client->send(answer, std::move(descriptors));
   return {};
 }

@@ -122,6 +122,8 @@ class WorkerConnections {
   // Lets nobody in any more, and ends all connections.
   void close();
   bool any() const { return !clients_.empty(); }
+  // Whether this process is connected.
+  bool has(pid_t pid) const;
   // Closes connections that are silent, or whose frame does not end.
   void check(TimePoint now);
   // This process did not run for so long.

@@ -10,12 +10,12 @@ namespace {
 
 // As in Event::kind. Other kinds are counted as "other".
 constexpr std::array kKinds{
-    "attach",      "register",      "wire",      "install",  "loaded",
-    "switch",      "committed",     "died",      "failed",   "detached",
-    "joined",      "spreading",     "spread",    "alone",    "direct",
-    "not_direct",  "device_failed", "ready",     "unfit",    "forgotten",
-    "copy_rotten", "copy_mended",   "copy_lost", "resident", "resident_dropped",
-    "no_resident", "other",
+    "attach",      "register",      "wire",         "install",  "loaded",
+    "switch",      "committed",     "died",         "failed",   "detached",
+    "joined",      "spreading",     "spread",       "alone",    "direct",
+    "not_direct",  "device_failed", "ready",        "unfit",    "forgotten",
+    "copy_rotten", "copy_mended",   "copy_lost",    "resident", "resident_dropped",
+    "no_resident", "switched",      "not_switched", "other",
 };
 
 }  // namespace

@@ -46,15 +46,19 @@ Result<std::unique_ptr<WorkerService>> WorkerService::start(Host& host,
 
 WorkerService::WorkerService(Host& host, asio::any_io_executor executor, ServiceOptions options,
                              ReadyFiles files)
-    : executor_(std::move(executor)),
+    : host_(host),
+      executor_(std::move(executor)),
       options_(std::move(options)),
       tasks_(executor_),
       events_(executor_),
       instances_(std::move(files), events_),
       feeds_(host, executor_),
+      orders_(executor_),
       residents_(host, host, events_, tasks_, executor_,
-                 {.keeper = {.directory = options_.directory},
-                  .time_to_live = options_.resident_time_to_live}),
+                 {.keeper = {.directory = options_.directory,
+                             .program = options_.starts_keeper ? "/proc/self/exe" : ""},
+                  .time_to_live = options_.resident_time_to_live,
+                  .is_worker = [this](pid_t pid) { return connections_->has(pid); }}),
       sessions_({.copies = host,
                  .devices = host,
                  .instances = instances_,
@@ -64,7 +68,7 @@ WorkerService::WorkerService(Host& host, asio::any_io_executor executor, Service
                  .direct = direct_,
                  .residents = residents_,
                  .events = events_},
-                watch_, tasks_, executor_,
+                watch_, orders_, tasks_, executor_,
                 {.times = options_.session_times,
                  .retire_wait = options_.retire_wait,
                  .verify_uploads = options_.verify_uploads}),
@@ -87,6 +91,11 @@ async::Task<void> WorkerService::close(std::chrono::milliseconds deadline) {
   co_await feeds_.close(deadline);
   co_await residents_.close(deadline);
   (void)co_await tasks_.close(deadline);
+}
+
+async::Task<Result<proto::LocalSwitchResponse>> WorkerService::switch_model(
+    proto::LocalSwitchRequest request) {
+  return worker::switch_model({host_, instances_, sessions_, orders_, events_}, std::move(request));
 }
 
 void WorkerService::on_arrival() {
@@ -126,6 +135,13 @@ Result<void> WorkerService::route(const ClientPtr& client, proto::WorkerFrame& f
     case proto::WorkerFrame::kWatch:
       TRY_VOID(sessions_.find(client, frame));
       return watch_.watch(client, frame);
+    case proto::WorkerFrame::kWatchOrders: {
+      TRY(const auto session, sessions_.find(client, frame));
+      orders_.watch(session, frame);
+      return {};
+    }
+    case proto::WorkerFrame::kOrderResult:
+      return orders_.result(client, frame);
     case proto::WorkerFrame::kPublishBegin:
       return publications_.begin(client, frame, ++last_number_);
     case proto::WorkerFrame::kPublishWritten:

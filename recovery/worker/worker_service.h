@@ -19,6 +19,8 @@
 #include "recovery/worker/event_log.h"
 #include "recovery/worker/fleet_reporter.h"
 #include "recovery/worker/local_instances.h"
+#include "recovery/worker/model_switch.h"
+#include "recovery/worker/order_desk.h"
 #include "recovery/worker/publication_desk.h"
 #include "recovery/worker/residents.h"
 #include "recovery/worker/round_driver.h"
@@ -65,6 +67,8 @@ struct ServiceOptions {
   bool verify_uploads = false;                        // on the device, by the device process
   // Of a resident copy without a worker. 0: this agent keeps none.
   std::chrono::milliseconds resident_time_to_live{};
+  // Starts a keeper of resident copies where none runs.
+  bool starts_keeper = true;
   // Outlives the service. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
   // Outlives the service. nullptr: recoveries leave no spans.
@@ -92,6 +96,11 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
     residents_.add_status(status);
   }
   Residents& residents() { return residents_; }
+  OrderDesk& orders() { return orders_; }
+  async::Task<Result<proto::LocalSwitchResponse>> switch_model(proto::LocalSwitchRequest request);
+  std::vector<SessionPtr> sessions_of(const std::string& instance) const {
+    return sessions_.of_instance(instance);
+  }
   // WorkerSessions::kill().
   Result<std::uint32_t> kill(const std::string& instance, std::uint32_t rank, bool dry_run) const {
     return sessions_.kill(instance, rank, dry_run);
@@ -135,6 +144,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
                      std::vector<UniqueFd>& descriptors);
   async::Task<void> check_deadlines();
 
+  Host& host_;
   const boost::asio::any_io_executor executor_;
   const ServiceOptions options_;
   async::TaskGroup tasks_;
@@ -143,6 +153,7 @@ class WorkerService final : public device::DeviceEvents, private ConnectionEvent
   EventLog events_;
   LocalInstances instances_;
   VersionFeeds feeds_;
+  OrderDesk orders_;
   Residents residents_;
   WorkerSessions sessions_;
   RoundDriver rounds_;

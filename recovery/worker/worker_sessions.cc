@@ -37,11 +37,12 @@ bool may_write_soon(const AttachOrder& order) {
 
 }  // namespace
 
-WorkerSessions::WorkerSessions(SessionServing::Parts parts, VersionWatch& watch,
+WorkerSessions::WorkerSessions(SessionServing::Parts parts, VersionWatch& watch, OrderDesk& orders,
                                async::TaskGroup& tasks, asio::any_io_executor executor,
                                Options options)
     : parts_(parts),
       watch_(watch),
+      orders_(orders),
       tasks_(tasks),
       options_(options),
       serving_(parts, *this, std::move(executor), options.verify_uploads) {}
@@ -322,6 +323,7 @@ Result<void> WorkerSessions::detach(const ClientPtr& client, const proto::Worker
   parts_.rounds.detach(id);
   sessions_.erase(id);
   watch_.forget(id);
+  orders_.session_ended(id, Error(ErrorCode::kStale, "has detached"));
   parts_.residents.session_ended(*session, true);
   note(parts_.events, *session, "detached");
   log::info("worker.detach", "session", id, "pid", client->pid());
@@ -329,6 +331,15 @@ Result<void> WorkerSessions::detach(const ClientPtr& client, const proto::Worker
   client->send(done_frame(frame.call(), frame.session()));
   serving_.changed().notify();
   return {};
+}
+
+std::vector<SessionPtr> WorkerSessions::of_instance(const std::string& instance) const {
+  std::vector<SessionPtr> found;
+  for (const auto& [id, session] : sessions_) {
+    if (session->instance == instance) found.push_back(session);
+  }
+  std::ranges::sort(found, {}, [](const SessionPtr& session) { return session->rank(); });
+  return found;
 }
 
 void WorkerSessions::client_gone(const ClientPtr& client, const Departure& departure) {
@@ -349,6 +360,7 @@ void WorkerSessions::client_gone(const ClientPtr& client, const Departure& depar
   for (const auto& session : ended) {
     fail_session(session, departure.why, departure.died ? "died" : "failed");
   }
+  orders_.client_gone(client, departure.why);
 }
 
 // The worker hears of it on its own channel, and may fill its buckets itself.
@@ -479,6 +491,7 @@ void WorkerSessions::end(const SessionPtr& session, const Error& why) {
   session->client->send(error_frame(session->attach_call, id, why));
   sessions_.erase(id);
   watch_.forget(id);
+  orders_.session_ended(id, why);
   serving_.changed().notify();
 }
 

@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "proto/agent.pb.h"
+#include "recovery/worker/order_desk.h"
 #include "recovery/worker/session_serving.h"
 #include "recovery/worker/version_watch.h"
 #include "recovery/worker/worker_connections.h"
@@ -23,9 +25,9 @@ class WorkerSessions final : public RankEffects,
     std::chrono::milliseconds retire_wait{5000};  // for workers to let go of a version
     bool verify_uploads = false;                  // on the device, by the device process
   };
-  // `parts`, `watch` and `tasks` outlive this.
-  WorkerSessions(SessionServing::Parts parts, VersionWatch& watch, async::TaskGroup& tasks,
-                 boost::asio::any_io_executor executor, Options options);
+  // `parts`, `watch`, `orders` and `tasks` outlive this.
+  WorkerSessions(SessionServing::Parts parts, VersionWatch& watch, OrderDesk& orders,
+                 async::TaskGroup& tasks, boost::asio::any_io_executor executor, Options options);
 
   // Kills the worker of this rank and returns its pid; with `dry_run` it only finds it. kNotFound:
   // the rank has no session.
@@ -46,6 +48,9 @@ class WorkerSessions final : public RankEffects,
   Result<void> detach(const ClientPtr& client, const proto::WorkerFrame& frame);
   // kStale: the client has no such session.
   Result<SessionPtr> find(const ClientPtr& client, const proto::WorkerFrame& frame) const;
+
+  // The sessions of an instance on this host, by rank.
+  std::vector<SessionPtr> of_instance(const std::string& instance) const;
 
   void client_gone(const ClientPtr& client, const Departure& departure);
   void device_over(const device::DeviceOver& over);
@@ -92,6 +97,7 @@ class WorkerSessions final : public RankEffects,
 
   const SessionServing::Parts parts_;
   VersionWatch& watch_;
+  OrderDesk& orders_;
   async::TaskGroup& tasks_;
   Options options_;
   SessionServing serving_;

@@ -120,6 +120,7 @@ Result<AttachOrder> from_proto(const proto::AttachRequest& request) {
   order.group = request.group();
   order.staged = request.staged();
   order.resident_key = request.resident_key();
+  order.resident_shared = request.resident_shared();
   order.trace = trace::Context::parse(request.traceparent()).value_or(order.trace);
   order.bucket_bytes = request.bucket_bytes();
   if (order.bucket_bytes > bucket::kLargestBucket) {
@@ -251,6 +252,7 @@ proto::AgentFrame resident_frame(std::uint64_t call, SessionId session,
   attached.set_layout(layout->serialize());
   attached.set_rung(std::string(to_string(Rung::kResident)));
   *attached.mutable_resident()->mutable_block_bytes() = record.block_bytes();
+  attached.mutable_resident()->set_shared(record.shared());
   attached.mutable_resident()->set_description(std::move(*record.mutable_description()));
   return frame;
 }

@@ -36,6 +36,8 @@ struct AttachOrder {
   bool staged = false;
   // Of the resident copy that it takes. "": it takes none.
   std::string resident_key;
+  // It shares that copy with other workers, which all only read it.
+  bool resident_shared = false;
   // The parent of its recovery. Invalid: none.
   trace::Context trace;
 };

@@ -64,17 +64,21 @@ class Memory {
   virtual DeviceAddress address() const = 0;
   virtual std::uint64_t bytes() const = 0;
 };
+// How a process maps a block.
+enum class Access {
+  // Work that writes to the block is an error of the caller, and can end the process.
+  kRead,
+  kWrite,
+};
 // Memory that can outlive this process: docs/internals/resident.md.
 class Block : public Memory {
  public:
   // Keeps the memory. Whoever has the descriptor can open the block for writing.
   virtual Result<UniqueFd> export_descriptor() = 0;
-};
-// How a process maps a block that it opens.
-enum class Access {
-  // Work that writes to the block is an error of the caller, and can end the process.
-  kRead,
-  kWrite,
+  // How this process maps it.
+  virtual Access access() const = 0;
+  // At the same address. No queued work may use the block.
+  virtual Result<void> set_access(Access access) = 0;
 };
 class Event {
  public:
@@ -170,6 +174,12 @@ class Device {
   }
   // Work that is queued from now on sees the writes of NICs that have completed.
   virtual Result<void> see_nic_writes() { return {}; }
+
+  // Lets the streams of this device write to memory of `peer`, which the same process has
+  // allocated. kUnavailable: the two have no link that is much faster than the link to the host.
+  virtual Result<void> reach_peer(Device& peer) {
+    return fail(ErrorCode::kUnavailable, "{} has no fast link to {}", id(), peer.id());
+  }
 };
 
 // One device's rank among the devices that spread bytes to each other, modelled on ncclComm_t. One

@@ -78,6 +78,7 @@ class DoubleMemory final : public Memory {
   }
   std::uint64_t bytes() const override { return mapping_->bytes(); }
   const UniqueFd& fd() const { return fd_; }
+  Mapping& mapping() const { return *mapping_; }
 
  private:
   const std::unique_ptr<Mapping> mapping_;
@@ -97,6 +98,8 @@ class DoubleBlock final : public Block {
     TRY(auto handle, copy_handle(memory_.fd(), kMemoryHandle));
     return std::move(handle.fd);
   }
+  Access access() const override { return memory_.mapping().access(); }
+  Result<void> set_access(Access access) override { return memory_.mapping().set_access(access); }
 
  private:
   const DoubleMemory memory_;
@@ -143,6 +146,10 @@ class DoubleDevice final : public Device {
   Result<UniqueFd> export_memory(Memory& memory) override {
     TRY(auto handle, share(memory));
     return std::move(handle.fd);
+  }
+  // Addresses of a double are plain pointers.
+  Result<void> reach_peer(Device& peer) override {
+    return is_double(peer.id()) ? Result<void>() : Device::reach_peer(peer);
   }
 
  private:

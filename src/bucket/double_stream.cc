@@ -164,11 +164,26 @@ bool has_fixed_size(int fd, std::uint64_t bytes) {
          info.st_size >= 0 && static_cast<std::uint64_t>(info.st_size) >= bytes;
 }
 
+namespace {
+
+int protection_of(Access access) {
+  return access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Mapping>> Mapping::of(int fd, std::uint64_t bytes, Access access) {
-  const int protection = access == Access::kRead ? PROT_READ : PROT_READ | PROT_WRITE;
-  void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  void* data = ::mmap(nullptr, bytes, protection_of(access), MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return fail_errno(errno, "map a memfd of a double device");
-  return std::unique_ptr<Mapping>(new Mapping(data, bytes));
+  return std::unique_ptr<Mapping>(new Mapping(data, bytes, access));
+}
+
+Result<void> Mapping::set_access(Access access) {
+  if (::mprotect(data_, bytes_, protection_of(access)) != 0) {
+    return fail_errno(errno, "change the access to a memfd of a double device");
+  }
+  access_ = access;
+  return {};
 }
 
 Mapping::~Mapping() { ::munmap(data_, bytes_); }

@@ -32,11 +32,15 @@ class Mapping {
   Mapping& operator=(const Mapping&) = delete;
   void* data() const { return data_; }
   std::uint64_t bytes() const { return bytes_; }
+  Access access() const { return access_; }
+  Result<void> set_access(Access access);
 
  private:
-  Mapping(void* data, std::uint64_t bytes) : data_(data), bytes_(bytes) {}
+  Mapping(void* data, std::uint64_t bytes, Access access)
+      : data_(data), bytes_(bytes), access_(access) {}
   void* const data_;
   const std::uint64_t bytes_;
+  Access access_;
 };
 
 // Lies in memory that all processes of an event map. The zeros of a new memfd are an event that was

@@ -19,10 +19,14 @@ Pipeline::~Pipeline() = default;
 
 Result<void> Pipeline::start() {
   TRY(fetch_stream_, device_.make_stream());
-  if (spread_ != nullptr) {
-    TRY(spread_stream_, device_.make_stream());
-    TRY_VOID(make_events(device_, states_.size(), fetched_));
-  }
+  return spread_ == nullptr ? Result<void>() : spread_with(*fetch_, *spread_);
+}
+
+Result<void> Pipeline::spread_with(Fetch& fetch, Spread& spread) {
+  TRY(spread_stream_, device_.make_stream());
+  TRY_VOID(make_events(device_, states_.size(), fetched_));
+  fetch_ = &fetch;
+  spread_ = &spread;
   return {};
 }
 
@@ -142,7 +146,7 @@ Result<void> Pipeline::check_filled(std::uint32_t slot, TimePoint now) {
   TRY(state.filled, device_.is_done(*slots_.filled[slot]));
   if (state.filled && state.brought_at != TimePoint{}) verifying_ += now - state.brought_at;
   if (state.filled || now < state.fill_by) return {};
-  if (spread_ != nullptr && !states_[slot].handed_over) {
+  if (spread_ != nullptr && spread_->has_peers() && !states_[slot].handed_over) {
     return fail(ErrorCode::kTimeout,
                 "no progress for {} ms in the round on {}: a peer, or the device, is stopped",
                 options_.fill_deadline.count(), device_.name());

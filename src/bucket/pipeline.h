@@ -37,6 +37,9 @@ class Spread {
   // Whether all work that the device has done so far was right. Aborted work ends as well, so a
   // bucket that was spread is handed over only after it is filled and this check succeeds.
   virtual Result<void> check() = 0;
+  // Whether it waits for other processes. A bucket that is not filled in time may then be their
+  // fault.
+  virtual bool has_peers() const { return true; }
 };
 
 // Compares the bytes in a slot with the right ones.
@@ -104,6 +107,9 @@ class Pipeline {
   // `keep` is offered every bucket that was spread, and outlives the pipeline. Call it before the
   // first step.
   void keep_with(Keep& keep) { keep_ = &keep; }
+  // Later buckets come from `fetch` and are also spread. Ends with go_on_without_spread(). Both
+  // outlive their use. Call it after start(), between two steps, on a pipeline without a spread.
+  Result<void> spread_with(Fetch& fetch, Spread& spread);
   // Checks every bucket before it is handed over. It has a stream of its own, so that later buckets
   // are fetched meanwhile. Ends with go_on_without_spread(). `verify` outlives its use. Call it
   // before start(), or right after go_on_without_spread().

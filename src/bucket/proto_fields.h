@@ -214,6 +214,17 @@ struct Codec<std::vector<std::uint64_t>> {
   }
 };
 
+template <>
+struct Codec<std::vector<std::string>> {
+  static constexpr auto kWire = pbf_wire_type::length_delimited;
+  static void add(pbf_writer& out, pbf_tag_type number, const std::vector<std::string>& list) {
+    for (const std::string& text : list) out.add_string(number, text);
+  }
+  static void take(pbf_reader& in, std::vector<std::string>& list) {
+    Codec<std::string>::take(in, list.emplace_back());
+  }
+};
+
 template <Message T>
 struct Codec<T> {
   static constexpr auto kWire = pbf_wire_type::length_delimited;

@@ -52,6 +52,7 @@ std::optional<std::size_t> SegmentFetch::next() {
   if (found == waiting_.end()) return std::nullopt;
   const std::size_t bucket = *found;
   waiting_.erase(found);
+  given_.push_back(bucket);
   return bucket;
 }
 
@@ -61,18 +62,28 @@ bool SegmentFetch::take(std::size_t bucket) {
   return true;
 }
 
+void SegmentFetch::give_again_after(std::size_t count) {
+  const auto first = given_.begin() + static_cast<std::ptrdiff_t>(count);
+  waiting_.insert(waiting_.begin(), first, given_.end());
+  given_.erase(first, given_.end());
+}
+
 void SegmentFetch::skip(std::size_t count) {
   std::erase_if(waiting_, [count](std::size_t bucket) { return bucket < count; });
 }
 
-Result<void> SegmentFetch::enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) {
+std::span<const Upload> SegmentFetch::uploads(std::size_t bucket, DeviceAddress to) {
   uploads_.clear();
   for (const SegmentCopy& copy : plan_.copies(bucket)) {
     uploads_.push_back({segments_[copy.segment]->data() + copy.from, to + copy.at, copy.run_bytes,
                         copy.rows, copy.from_stride, copy.to_stride});
   }
-  if (uploads_.empty()) return {};
-  return stream.upload(uploads_);
+  return uploads_;
+}
+
+Result<void> SegmentFetch::enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) {
+  const auto all = uploads(bucket, to);
+  return all.empty() ? Result<void>() : stream.upload(all);
 }
 
 std::vector<const std::byte*> data_of(const SegmentFetch::Segments& segments) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "src/bucket/pinned.h"
@@ -26,9 +27,13 @@ class SegmentFetch final : public Fetch {
   bool take(std::size_t bucket);
   // This bucket is not needed.
   void leave_out(std::size_t bucket) { std::erase(waiting_, bucket); }
+  // Gives out again, in their order, all buckets that next() gave out, but the first `count`.
+  void give_again_after(std::size_t count);
   // The first `count` buckets of the plan are not needed.
   void skip(std::size_t count);
   Result<void> enqueue(std::size_t bucket, DeviceAddress to, Stream& stream) override;
+  // The copies that fill the bucket at `to`. Valid until the next call.
+  std::span<const Upload> uploads(std::size_t bucket, DeviceAddress to);
 
  private:
   bool is_ready(std::size_t bucket);
@@ -41,6 +46,8 @@ class SegmentFetch final : public Fetch {
   bool waits_for_pins_ = true;
   // Buckets that were not fetched yet, in order.
   std::vector<std::size_t> waiting_;
+  // Buckets that next() gave out, in that order.
+  std::vector<std::size_t> given_;
   // Of the bucket that is being queued.
   std::vector<Upload> uploads_;
 };

@@ -74,7 +74,8 @@ constexpr auto fields_of(const AttachRequest*) {
                 field(10, &Attach::world), field(11, &Attach::fallback_dir),
                 field(13, &Attach::device), field(14, &Attach::bucket_bytes),
                 field(15, &Attach::group), field(16, &Attach::staged),
-                field(17, &Attach::traceparent), field(18, &Attach::resident_key));
+                field(17, &Attach::traceparent), field(18, &Attach::resident_key),
+                field(19, &Attach::resident_shared));
 }
 constexpr auto fields_of(const PhaseTime*) {
   return fields(field(1, &PhaseTime::name), field(2, &PhaseTime::elapsed_us));
@@ -107,7 +108,13 @@ constexpr auto fields_of(const PhasesReport*) {
 }
 constexpr auto fields_of(const SealResidentRequest*) {
   return fields(field(1, &SealResidentRequest::key), field(2, &SealResidentRequest::description),
-                field(3, &SealResidentRequest::block_bytes));
+                field(3, &SealResidentRequest::block_bytes),
+                field(5, &SealResidentRequest::shared));
+}
+constexpr auto fields_of(const WatchOrdersRequest*) { return fields(); }
+constexpr auto fields_of(const OrderResultRequest*) {
+  return fields(field(1, &OrderResultRequest::order), field(2, &OrderResultRequest::error),
+                field(3, &OrderResultRequest::phases));
 }
 
 // --- agent -> worker
@@ -115,10 +122,11 @@ constexpr auto fields_of(const SealResidentRequest*) {
 constexpr auto fields_of(const HelloReply*) {
   return fields(field(1, &HelloReply::protocol), field(3, &HelloReply::client),
                 field(4, &HelloReply::ping_interval_ms), field(5, &HelloReply::silence_ms),
-                field(6, &HelloReply::keeps_residents));
+                field(6, &HelloReply::keeps_residents), field(7, &HelloReply::gives_orders));
 }
 constexpr auto fields_of(const ResidentReply*) {
-  return fields(field(1, &ResidentReply::description), field(2, &ResidentReply::block_bytes));
+  return fields(field(1, &ResidentReply::description), field(2, &ResidentReply::block_bytes),
+                field(3, &ResidentReply::shared));
 }
 constexpr auto fields_of(const AttachedReply*) {
   using Attached = AttachedReply;
@@ -151,6 +159,17 @@ constexpr auto fields_of(const UpdatedReply*) {
   return fields(field(1, &Updated::members), field(2, &Updated::ready),
                 field(3, &Updated::by_broadcast), field(4, &Updated::elapsed_ms),
                 field(5, &Updated::why), field(6, &Updated::phases));
+}
+constexpr auto fields_of(const DamagedResident*) {
+  return fields(field(1, &DamagedResident::tensors));
+}
+constexpr auto fields_of(const ServeVersion*) {
+  return fields(field(1, &ServeVersion::model), field(2, &ServeVersion::latest),
+                field(3, &ServeVersion::version));
+}
+constexpr auto fields_of(const OrderReply*) {
+  return fields(field(1, &OrderReply::number), field(2, &OrderReply::damaged),
+                field(3, &OrderReply::serve));
 }
 constexpr auto fields_of(const AgentMessage*) {
   return fields(field(1, &AgentMessage::call), field(2, &AgentMessage::session),

@@ -53,6 +53,8 @@ struct AttachRequest {
   std::string traceparent;
   // The worker takes the resident copy with this key and nothing else; "": it takes none.
   std::string resident_key;
+  // It only reads that copy, as other workers do at the same time.
+  bool resident_shared = false;
 };
 // A phase of an update, and how long it took.
 struct PhaseTime {
@@ -105,13 +107,24 @@ struct SealResidentRequest {
   std::string key;
   std::string description;
   std::vector<std::uint64_t> block_bytes;
+  // The worker only reads the blocks from now on.
+  bool shared = false;
+};
+
+struct WatchOrdersRequest {};
+struct OrderResultRequest {
+  std::uint64_t order = 0;
+  // Unset: done.
+  std::optional<Error> error;
+  std::vector<PhaseTime> phases;
 };
 
 // In the order of the numbers of WorkerFrame.kind.
-using Request = std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest,
-                             WatchRequest, PingRequest, PublishBeginRequest, PublishCommitRequest,
-                             PublishAbandonRequest, UpdateRequest, PublishWrittenRequest,
-                             BeginSwitchRequest, PhasesReport, SealResidentRequest>;
+using Request =
+    std::variant<HelloRequest, AttachRequest, LoadedRequest, DetachRequest, WatchRequest,
+                 PingRequest, PublishBeginRequest, PublishCommitRequest, PublishAbandonRequest,
+                 UpdateRequest, PublishWrittenRequest, BeginSwitchRequest, PhasesReport,
+                 SealResidentRequest, WatchOrdersRequest, OrderResultRequest>;
 
 struct RequestHeader {
   std::uint64_t call = 0;
@@ -130,11 +143,15 @@ struct HelloReply {
   std::uint32_t silence_ms = 0;
   // The agent takes a SealResidentRequest.
   bool keeps_residents = false;
+  // It takes a WatchOrdersRequest.
+  bool gives_orders = false;
 };
 // The descriptors are the blocks.
 struct ResidentReply {
   std::string description;
   std::vector<std::uint64_t> block_bytes;
+  // Other workers read the blocks.
+  bool shared = false;
 };
 struct AttachedReply {
   ModelVersion id;
@@ -190,10 +207,25 @@ struct UpdatedReply {
   std::vector<PhaseSummary> phases;
 };
 
+struct DamagedResident {
+  std::vector<std::string> tensors;
+};
+struct ServeVersion {
+  std::string model;
+  bool latest = false;
+  std::uint64_t version = 0;
+};
+// At most one of the kinds. None: an agent of a later release wants something else.
+struct OrderReply {
+  std::uint64_t number = 0;
+  std::optional<DamagedResident> damaged;
+  std::optional<ServeVersion> serve;
+};
+
 // In the order of the numbers of AgentFrame.kind.
 using Reply =
     std::variant<std::monostate, HelloReply, AttachedReply, TilesReady, CommittedReply, NewVersion,
-                 PongReply, PublishBegunReply, PublishedReply, DoneReply, UpdatedReply>;
+                 PongReply, PublishBegunReply, PublishedReply, DoneReply, UpdatedReply, OrderReply>;
 
 struct AgentMessage {
   // 0: an event of `session`.

@@ -156,6 +156,7 @@ Result<AttachRequest> attach_request_of(const rk_attach_options& options) {
   request.staged = options.staged != 0;
   request.traceparent = traceparent_of(options);
   request.resident_key = text(options.resident_key);
+  request.resident_shared = options.resident_shared != 0;
   if (request.rank >= request.world) {
     return fail(ErrorCode::kInvalid, "rank {} of {}: ranks count from 0", request.rank,
                 request.world);
@@ -452,6 +453,33 @@ RK_API int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t*
     TRY(const std::uint64_t newer, object.wait_update(deadline));
     if (version != nullptr) *version = newer;
     return {};
+  });
+}
+
+RK_API int32_t rk_watch_order(rk_session* session, int64_t timeout_ms, rk_order* order,
+                              rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(const auto deadline, deadline_in(timeout_ms));
+    if (order == nullptr || order->size < sizeof order->size) {
+      return fail(ErrorCode::kInvalid, "`order` is null, or its `size` is not set");
+    }
+    TRY(const rk_order got, object.watch_order(deadline));
+    fill_known(got, *order);
+    return {};
+  });
+}
+
+RK_API int32_t rk_order_done(rk_session* session, uint64_t number, int32_t code, const char* why,
+                             const rk_phase* phases, size_t count, rk_error* error) {
+  return with_object(session, error, [&](Session& object) -> Result<void> {
+    TRY(PhasesReport report, phases_of(phases, count));
+    if (code < RK_OK || code > RK_INTERNAL) {
+      return fail(ErrorCode::kInvalid, "the outcome of order {} is {}, which is no code", number,
+                  code);
+    }
+    std::optional<Error> failed;
+    if (code != RK_OK) failed.emplace(static_cast<ErrorCode>(code - 1), text(why));
+    return object.order_done(number, std::move(failed), std::move(report.phases));
   });
 }
 

@@ -52,6 +52,13 @@ RK_API int32_t rk_block_memory(rk_block* block, void** data, uint64_t* bytes, rk
   });
 }
 
+RK_API int32_t rk_block_set_read_only(rk_block* block, uint32_t read_only, rk_error* error) {
+  return with_object(block, error, [&](WorkerBlock& object) {
+    return object.block->set_access(read_only != 0 ? bucket::Access::kRead
+                                                   : bucket::Access::kWrite);
+  });
+}
+
 RK_API void rk_block_free(rk_block* block) {
   end_handle(block, [](WorkerBlock& object) { object.block.reset(); });
 }

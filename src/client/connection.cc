@@ -105,6 +105,7 @@ Result<void> Connection::greet(TimePoint deadline) {
   if (reply->silence_ms > 0) silence_ = milliseconds(reply->silence_ms);
   silence_ = std::max(silence_, 2 * ping_interval_);
   keeps_residents_ = reply->keeps_residents;
+  gives_orders_ = reply->gives_orders;
   if (!frame.descriptors.empty()) {
     // Without the page the agent still sees our death by the pidfd and the socket, but later.
     if (auto page = ipc::LifePage::open(std::move(frame.descriptors.front()))) {

@@ -37,6 +37,8 @@ class Connection {
                        std::vector<UniqueFd> descriptors = {});
   // The agent takes a SealResidentRequest.
   bool keeps_residents() const { return keeps_residents_; }
+  // The agent takes a WatchOrdersRequest.
+  bool gives_orders() const { return gives_orders_; }
   void forget_session(std::uint64_t session, const std::shared_ptr<Inbox>& inbox) {
     calls_.forget_session(session, inbox);
   }
@@ -73,6 +75,7 @@ class Connection {
 
   // Set by the greeting.
   bool keeps_residents_ = false;
+  bool gives_orders_ = false;
 
   const pid_t owner_ = ::getpid();
   CallTable calls_;

@@ -164,6 +164,9 @@ typedef struct rk_attach_options {
    * rk_loaded(). RK_NOT_FOUND or RK_UNAVAILABLE: there is none for this worker, and the message
    * says why; attach again without a key. NULL: take none. */
   const char* resident_key;
+  /* With `resident_key`: not 0: this process only reads the copy. It takes one that is sealed for
+   * reading, and shares it with other workers. 0: it takes a copy for itself. */
+  uint32_t resident_shared;
 } rk_attach_options;
 
 RK_API int32_t rk_attach(rk_agent* agent, const rk_attach_options* options, rk_session** session,
@@ -322,6 +325,10 @@ RK_API int32_t rk_block_allocate(rk_session* session, uint64_t bytes, rk_block**
 /* The address of the block on the device, 2 MiB-aligned on GPUs, and its size. Both stay until
  * rk_block_free(). */
 RK_API int32_t rk_block_memory(rk_block* block, void** data, uint64_t* bytes, rk_error* error);
+/* Not 0: this process only reads the block from now on, at the same address. On GPUs, work that
+ * writes to it fails, and with it the context; on doubles the process ends by SIGSEGV. 0: it may
+ * write again. No queued work may write to the block. RK_UNAVAILABLE: the driver refuses. */
+RK_API int32_t rk_block_set_read_only(rk_block* block, uint32_t read_only, rk_error* error);
 /* Unmaps the block in this process. No queued work may use it. NULL does nothing. */
 RK_API void rk_block_free(rk_block* block);
 /* The resident copy of a session that was attached with `resident_key`. `description` lives as long
@@ -329,16 +336,19 @@ RK_API void rk_block_free(rk_block* block);
 RK_API int32_t rk_resident(rk_session* session, const void** description,
                            uint64_t* description_bytes, size_t* count, rk_error* error);
 /* Maps the blocks of rk_resident(), once, in `blocks`, which has room for `count`. The caller frees
- * them. They are checked already: every byte is that of the seal. */
+ * them. They are checked already: every byte is that of the seal. Blocks of a shared copy are for
+ * reading only, as by rk_block_set_read_only(). */
 RK_API int32_t rk_resident_open(rk_session* session, rk_block** blocks, size_t count,
                                 rk_error* error);
 /* Has the agent keep these blocks beyond the end of this process. Call it after rk_wait_commit(),
  * in a process that has written all of its parameters to them. Their next write must come after
  * rk_attach() for another version, or rk_begin_switch(), which end this; then seal them again.
  * `key` has 1 to 4096 bytes and must differ whenever the bytes may mean something else: engine,
- * shards, kind of GPU. `description` is at most 48 MiB that a successor gets. At most 64 blocks.
- * RK_INVALID: the session is not committed, or has no device. RK_UNAVAILABLE: the agent keeps none,
- * or would not see this process die. */
+ * shards, kind of GPU. `description` is at most 48 MiB that a successor gets. At most 64 blocks. If
+ * all blocks are for reading only, workers share the copy: others take it by `resident_shared`
+ * while this process lives, and their next write goes to other memory. RK_INVALID: the session is
+ * not committed, or has no device. RK_UNAVAILABLE: the agent keeps none, or would not see this
+ * process die. */
 RK_API int32_t rk_resident_seal(rk_session* session, const char* key, const void* description,
                                 uint64_t description_bytes, rk_block* const* blocks, size_t count,
                                 int64_t timeout_ms, rk_error* error);
@@ -354,6 +364,38 @@ RK_API int32_t rk_wait_commit(rk_session* session, int64_t timeout_ms, rk_error*
  * begins. Attach again to get it, with the next generation if the instance has several ranks. */
 RK_API int32_t rk_wait_update(rk_session* session, int64_t timeout_ms, uint64_t* version,
                               rk_error* error);
+
+/* What the agent wants of this worker. */
+typedef enum rk_order_kind {
+  /* Stop serving, load `model` in place of the present version, and serve it. */
+  RK_ORDER_SERVE = 1,
+  /* Some bytes of the worker's resident copy are wrong. */
+  RK_ORDER_MEND = 2
+} rk_order_kind;
+typedef struct rk_order {
+  /* Set by the caller. */
+  uint32_t size;
+  /* An rk_order_kind. Another number: an order of a later release, to be answered with
+   * RK_UNAVAILABLE. */
+  uint32_t kind;
+  uint64_t number;
+  /* RK_ORDER_SERVE: "qwen3@42"; "qwen3": the newest version. */
+  const char* model;
+  /* RK_ORDER_MEND: names of tensors. */
+  const char* const* tensors;
+  size_t tensor_count;
+} rk_order;
+/* Waits for an order to this committed session, and fills `order`. Call it between two steps, with
+ * `timeout_ms` 0 if it must not wait. The agent then gives the order when every rank that gets it
+ * has called. Strings live until the next call. RK_TIMEOUT: there is none yet. RK_UNAVAILABLE: the
+ * agent is older and gives no orders. */
+RK_API int32_t rk_watch_order(rk_session* session, int64_t timeout_ms, rk_order* order,
+                              rk_error* error);
+/* Answers an order, on the session that got it, which may have ended meanwhile but is not detached.
+ * `code`: RK_OK, or why the worker has not carried the order out, with a line in `why`. `phases`:
+ * how long each step took. RK_STALE: the agent waits for no such answer. */
+RK_API int32_t rk_order_done(rk_session* session, uint64_t number, int32_t code, const char* why,
+                             const rk_phase* phases, size_t count, rk_error* error);
 /* Ends the session and unmaps its tensors. NULL does nothing. */
 RK_API void rk_detach(rk_session* session);
 

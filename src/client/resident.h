@@ -22,6 +22,8 @@ struct ResidentCopy {
   std::string description;
   std::vector<std::uint64_t> block_bytes;
   std::vector<UniqueFd> blocks;
+  // Other workers read them, so this one maps them for reading.
+  bool shared = false;
 };
 
 }  // namespace rekindle::client

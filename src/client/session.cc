@@ -53,7 +53,8 @@ Result<std::shared_ptr<Session>> Session::attach(std::shared_ptr<Connection> con
   const bool is_resident = !attached->resident.block_bytes.empty();
   if (is_resident) {
     resident = {std::move(attached->resident.description),
-                std::move(attached->resident.block_bytes), std::move(answer.descriptors)};
+                std::move(attached->resident.block_bytes), std::move(answer.descriptors),
+                attached->resident.shared};
     answer.descriptors.clear();
   }
   // With a device, the segments are mapped where they are uploaded, if this process does that.
@@ -461,8 +462,9 @@ Result<std::vector<WorkerBlock>> Session::open_resident() {
   for (std::size_t i = 0; i < files.size(); ++i) {
     WorkerBlock& block = opened.emplace_back();
     TRY(block.device, block_device());
-    TRY(block.block,
-        block.device->open_block(files[i], resident_.block_bytes[i], bucket::Access::kWrite));
+    TRY(block.block, block.device->open_block(
+                         files[i], resident_.block_bytes[i],
+                         resident_.shared ? bucket::Access::kRead : bucket::Access::kWrite));
   }
   return opened;
 }
@@ -474,7 +476,16 @@ Result<void> Session::seal_resident(std::string key, std::string description,
     return fail(ErrorCode::kUnavailable,
                 "the agent keeps no resident copies: it is older, or has --resident-ttl 0");
   }
-  SealResidentRequest request{std::move(key), std::move(description), {}};
+  const auto is_read = [](const WorkerBlock* block) {
+    return block->block->access() == bucket::Access::kRead;
+  };
+  const bool shared = std::ranges::all_of(blocks, is_read);
+  if (!shared && std::ranges::any_of(blocks, is_read)) {
+    return fail(ErrorCode::kInvalid,
+                "some blocks of a resident copy are for reading only: make that all of them, or "
+                "none");
+  }
+  SealResidentRequest request{std::move(key), std::move(description), {}, shared};
   std::vector<UniqueFd> files;
   for (const WorkerBlock* const block : blocks) {
     request.block_bytes.push_back(block->block->bytes());
@@ -537,13 +548,13 @@ Result<void> Session::wait_commit(TimePoint deadline) {
     return fail(ErrorCode::kInvalid, "this rank has not loaded yet: call rk_loaded first");
   }
   // The last attempt has failed: ask again.
-  if (state_.commit.state() == OpenCall::State::kUnasked) TRY_VOID(ask_commit());
+  if (state_.commit.state() == CallState::kUnasked) TRY_VOID(ask_commit());
   TRY(const bool decided, wait(lock, deadline, [this] { return state_.commit.is_decided(); }));
   if (!decided) {
     return fail(ErrorCode::kTimeout, "not every rank has loaded {} yet",
                 state_.version().to_string());
   }
-  if (state_.commit.state() == OpenCall::State::kAnswered) return {};
+  if (state_.commit.state() == CallState::kAnswered) return {};
   return fail(state_.commit.take_refusal());
 }
 
@@ -551,7 +562,7 @@ Result<std::uint64_t> Session::wait_update(TimePoint deadline) {
   Lock lock(inbox_->mutex);
   apply_messages();
   TRY_VOID(state_.check_alive());
-  if (state_.update.state() == OpenCall::State::kUnasked) {
+  if (state_.update.state() == CallState::kUnasked) {
     TRY(const std::uint64_t call,
         connection_->send(WatchRequest{state_.version()}, id_, kNoDeadline, inbox_));
     state_.update.asked(call);
@@ -560,8 +571,56 @@ Result<std::uint64_t> Session::wait_update(TimePoint deadline) {
   if (!decided) {
     return fail(ErrorCode::kTimeout, "{} has no newer version yet", state_.version().to_string());
   }
-  if (state_.update.state() == OpenCall::State::kAnswered) return state_.update.answer().version;
+  if (state_.update.state() == CallState::kAnswered) return state_.update.answer().id.version;
   return fail(state_.update.take_refusal());
+}
+
+Result<rk_order> Session::watch_order(TimePoint deadline) {
+  if (!connection_->gives_orders()) {
+    return fail(ErrorCode::kUnavailable,
+                "the agent of this host gives no orders: it is older than this library");
+  }
+  Lock lock(inbox_->mutex);
+  apply_messages();
+  // An order that came just before the end of the session waits for its answer.
+  if (!state_.order.is_decided()) TRY_VOID(state_.check_alive());
+  if (state_.order.state() == CallState::kUnasked) {
+    TRY(const std::uint64_t call,
+        connection_->send(WatchOrdersRequest{}, id_, kNoDeadline, inbox_));
+    state_.order.asked(call);
+  }
+  const auto waited = wait(lock, deadline, [this] { return state_.order.is_decided(); });
+  if (!state_.order.is_decided()) {
+    TRY_VOID(waited);
+    return fail(ErrorCode::kTimeout, "there is no order for this session yet");
+  }
+  if (state_.order.state() == CallState::kRefused) return fail(state_.order.take_refusal());
+  order_ = state_.order.take_answer();
+  rk_order order{};
+  order.number = order_.number;
+  if (order_.serve) {
+    order.kind = RK_ORDER_SERVE;
+    order_version_ = order_.serve->latest
+                         ? order_.serve->model
+                         : ModelVersion{order_.serve->model, order_.serve->version}.to_string();
+    order.model = order_version_.c_str();
+  } else if (order_.damaged) {
+    order.kind = RK_ORDER_MEND;
+    order_tensors_.clear();
+    for (const std::string& name : order_.damaged->tensors) order_tensors_.push_back(name.c_str());
+    order.tensors = order_tensors_.data();
+    order.tensor_count = order_tensors_.size();
+  }
+  return order;
+}
+
+Result<void> Session::order_done(std::uint64_t number, std::optional<Error> error,
+                                 std::vector<PhaseTime> phases) {
+  const OrderResultRequest result{number, std::move(error), std::move(phases)};
+  TRY(const Message answer,
+      connection_->call(result, id_, kAgentPatience, std::make_shared<Inbox>()));
+  if (std::holds_alternative<DoneReply>(answer.agent.reply)) return {};
+  return fail(ErrorCode::kInternal, "the agent answered with something else than done");
 }
 
 Result<void> Session::fill(rk_session_info& info, bool only_version) {

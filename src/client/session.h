@@ -68,6 +68,11 @@ class Session {
   Result<void> loaded();
   Result<void> wait_commit(TimePoint deadline);
   Result<std::uint64_t> wait_update(TimePoint deadline);
+  // The strings live until the next call.
+  Result<rk_order> watch_order(TimePoint deadline);
+  // Also of a session that has ended meanwhile. No `error`: the order is carried out.
+  Result<void> order_done(std::uint64_t number, std::optional<Error> error,
+                          std::vector<PhaseTime> phases);
   // `only_version`: fills no field after the version, and does not read the list of the tensors.
   Result<void> fill(rk_session_info& info, bool only_version);
   // Calls of other threads return kStale from now on.
@@ -153,6 +158,10 @@ class Session {
 
   // The inbox's mutex guards the rest.
   SessionState state_;
+  // The last order, and its strings for the caller.
+  OrderReply order_;
+  std::string order_version_;
+  std::vector<const char*> order_tensors_;
   Turns turns_;
   std::size_t handed_out_ = 0;
   const char* device_path_ = "";

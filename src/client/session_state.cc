@@ -2,36 +2,6 @@
 
 namespace rekindle::client {
 
-void OpenCall::asked(std::uint64_t call) {
-  if (state_ == State::kAnswered) return;
-  state_ = State::kAsked;
-  call_ = call;
-}
-
-void OpenCall::answered(ModelVersion answer) {
-  state_ = State::kAnswered;
-  answer_ = std::move(answer);
-}
-
-bool OpenCall::apply(AgentMessage& message) {
-  if (state_ != State::kAsked || message.call != call_) return false;
-  state_ = State::kUnasked;
-  if (message.error) {
-    state_ = State::kRefused;
-    refusal_ = std::move(message.error);
-  } else if (auto* const committed = std::get_if<CommittedReply>(&message.reply)) {
-    answered(std::move(committed->id));
-  } else if (auto* const newer = std::get_if<NewVersion>(&message.reply)) {
-    answered(std::move(newer->id));
-  }
-  return true;
-}
-
-Error OpenCall::take_refusal() {
-  state_ = State::kUnasked;
-  return std::move(*refusal_);
-}
-
 SessionState::SessionState(AttachedReply attached, bool for_device)
     : version_(std::move(attached.id)),
       for_device_(for_device),
@@ -56,7 +26,7 @@ void SessionState::handed_out(std::size_t count) {
 
 void SessionState::apply(AgentMessage message) {
   if (message.call == 0) return apply_event(std::move(message));
-  if (!commit.apply(message)) update.apply(message);
+  if (!commit.apply(message) && !update.apply(message)) order.apply(message);
 }
 
 void SessionState::apply_event(AgentMessage message) {
@@ -65,9 +35,9 @@ void SessionState::apply_event(AgentMessage message) {
   } else if (auto* const ready = std::get_if<TilesReady>(&message.reply)) {
     apply_tiles(std::move(*ready));
   } else if (auto* const committed = std::get_if<CommittedReply>(&message.reply)) {
-    commit.answered(std::move(committed->id));
+    commit.answered(std::move(*committed));
   } else if (auto* const newer = std::get_if<NewVersion>(&message.reply)) {
-    update.answered(std::move(newer->id));
+    update.answered(std::move(*newer));
   }
 }
 

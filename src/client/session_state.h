@@ -16,27 +16,54 @@
 
 namespace rekindle::client {
 
+enum class CallState { kUnasked, kAsked, kAnswered, kRefused };
+
 // A request that the agent answers when there is something to say, however long that takes.
+template <typename Answer>
 class OpenCall {
  public:
-  enum class State { kUnasked, kAsked, kAnswered, kRefused };
+  using State = CallState;
 
   State state() const { return state_; }
   bool is_decided() const { return state_ == State::kAnswered || state_ == State::kRefused; }
-  const ModelVersion& answer() const { return answer_; }
+  const Answer& answer() const { return answer_; }
 
   // An answer that came unasked stays.
-  void asked(std::uint64_t call);
-  void answered(ModelVersion answer);
+  void asked(std::uint64_t call) {
+    if (state_ == State::kAnswered) return;
+    state_ = State::kAsked;
+    call_ = call;
+  }
+  void answered(Answer answer) {
+    state_ = State::kAnswered;
+    answer_ = std::move(answer);
+  }
   // True: the message answers this call.
-  bool apply(AgentMessage& message);
-  // The refusal, once. Afterwards the call may be asked again.
-  Error take_refusal();
+  bool apply(AgentMessage& message) {
+    if (state_ != State::kAsked || message.call != call_) return false;
+    state_ = State::kUnasked;
+    if (message.error) {
+      state_ = State::kRefused;
+      refusal_ = std::move(message.error);
+    } else if (auto* const reply = std::get_if<Answer>(&message.reply)) {
+      answered(std::move(*reply));
+    }
+    return true;
+  }
+  // Each once. Afterwards the call may be asked again.
+  Answer take_answer() {
+    state_ = State::kUnasked;
+    return std::move(answer_);
+  }
+  Error take_refusal() {
+    state_ = State::kUnasked;
+    return std::move(*refusal_);
+  }
 
  private:
   State state_ = State::kUnasked;
   std::uint64_t call_ = 0;
-  ModelVersion answer_;
+  Answer answer_;
   std::optional<Error> refusal_;
 };
 
@@ -112,9 +139,9 @@ class SessionState {
   // Tiles that have verified since the last call.
   VerifiedTiles take_verified() { return std::exchange(verified_, {}); }
 
-  // Committed and NewVersion.
-  OpenCall commit;
-  OpenCall update;
+  OpenCall<CommittedReply> commit;
+  OpenCall<NewVersion> update;
+  OpenCall<OrderReply> order;
   // Whether this rank has reported that it has loaded.
   bool loaded = false;
 

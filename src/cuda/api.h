@@ -55,6 +55,9 @@ inline constexpr int kFlushToOwner = 100;
   CALL(context_push, cuCtxPushCurrent)                           \
   CALL(context_pop, cuCtxPopCurrent)                             \
   CALL(context_device, cuCtxGetDevice)                           \
+  CALL(context_enable_peer, cuCtxEnablePeerAccess)               \
+  CALL(can_access_peer, cuDeviceCanAccessPeer)                   \
+  CALL(peer_attribute, cuDeviceGetP2PAttribute)                  \
   CALL(memory_info, cuMemGetInfo)                                \
   CALL(memory_allocate, cuMemAlloc)                              \
   CALL(memory_free, cuMemFree)                                   \

@@ -108,13 +108,27 @@ CUresult CudaBlock::map(bucket::Access access) {
     result = api.block_map(address_, bytes_, 0, allocation_.get(), 0);
     if (result != CUDA_SUCCESS) return result;
     mapped_ = true;
-    CUmemAccessDesc allowed{};
-    allowed.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    allowed.location.id = context().device();
-    allowed.flags = access == bucket::Access::kRead ? CU_MEM_ACCESS_FLAGS_PROT_READ
-                                                    : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    return api.block_access(address_, bytes_, &allowed, 1);
+    return allow(access);
   });
+}
+
+// With the context of the device.
+CUresult CudaBlock::allow(bucket::Access access) {
+  CUmemAccessDesc allowed{};
+  allowed.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  allowed.location.id = context().device();
+  allowed.flags = access == bucket::Access::kRead ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                                  : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  const CUresult result = context().api().block_access(address_, bytes_, &allowed, 1);
+  if (result == CUDA_SUCCESS) access_ = access;
+  return result;
+}
+
+Result<void> CudaBlock::set_access(bucket::Access access) {
+  const CUresult result = context().run([&] { return allow(access); });
+  if (result == CUDA_SUCCESS) return {};
+  return fail(unavailable_of(context().api(), result,
+                             fmt::format("change the access to a block of {} bytes", bytes_)));
 }
 
 CudaBlock::~CudaBlock() {

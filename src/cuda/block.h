@@ -30,12 +30,15 @@ class CudaBlock final : public bucket::Block {
   bucket::DeviceAddress address() const override { return address_; }
   std::uint64_t bytes() const override { return bytes_; }
   Result<UniqueFd> export_descriptor() override;
+  bucket::Access access() const override { return access_; }
+  Result<void> set_access(bucket::Access access) override;
 
  private:
   CudaBlock(const std::shared_ptr<const Context>& context, CUmemGenericAllocationHandle allocation,
             std::uint64_t bytes)
       : allocation_(context, allocation), bytes_(bytes) {}
   CUresult map(bucket::Access access);
+  CUresult allow(bucket::Access access);
   const Context& context() const { return allocation_.context(); }
 
   const AllocationHandle allocation_;
@@ -46,6 +49,7 @@ class CudaBlock final : public bucket::Block {
   // 0: no address was reserved.
   CUdeviceptr address_ = 0;
   bool mapped_ = false;
+  bucket::Access access_ = bucket::Access::kWrite;
 };
 
 // What an allocation is rounded up to, in bytes; 0: the driver does not say.

@@ -33,6 +33,7 @@ class CudaDevice final : public bucket::Device {
   Result<std::unique_ptr<bucket::Event>> open_event(const bucket::Handle& handle) override;
   Result<UniqueFd> export_memory(bucket::Memory& memory) override;
   Result<void> see_nic_writes() override;
+  Result<void> reach_peer(bucket::Device& peer) override;
   Result<std::unique_ptr<bucket::Block>> allocate_block(std::uint64_t bytes) override;
   Result<std::unique_ptr<bucket::Block>> open_block(const UniqueFd& block, std::uint64_t bytes,
                                                     bucket::Access access) override;

@@ -399,4 +399,23 @@ Result<void> CudaDevice::see_nic_writes() {
   return {};
 }
 
+// Peers over PCIe have no atomics, and their copies would take the link to the host.
+Result<void> CudaDevice::reach_peer(bucket::Device& peer) {
+  const auto* const other = dynamic_cast<const CudaDevice*>(&peer);
+  if (other == nullptr || other == this) return Device::reach_peer(peer);
+  int reaches = 0;
+  int atomics = 0;
+  const CUdevice theirs = other->context_->device();
+  CUresult result = api().can_access_peer(&reaches, context_->device(), theirs);
+  if (result == CUDA_SUCCESS) {
+    result = api().peer_attribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+                                  context_->device(), theirs);
+  }
+  if (result != CUDA_SUCCESS) return fail(ipc_error(result, "ask for the link to " + peer.id()));
+  if (reaches == 0 || atomics == 0) return Device::reach_peer(peer);
+  result = context_->run([&] { return api().context_enable_peer(other->context_->get(), 0); });
+  if (result == CUDA_SUCCESS || result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) return {};
+  return fail(ipc_error(result, "open the link to " + peer.id()));
+}
+
 }  // namespace rekindle::cuda

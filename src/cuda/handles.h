@@ -22,6 +22,7 @@ class Context {
   const Driver& driver() const { return *driver_; }
   const Api& api() const { return driver_->api(); }
   CUdevice device() const { return device_; }
+  CUcontext get() const { return context_; }
 
   // Makes the call with this context current, then restores the thread's own context.
   template <typename Call>

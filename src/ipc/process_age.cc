@@ -39,4 +39,13 @@ std::optional<Duration> age_of_process(pid_t pid) {
   return age_of_process(text, since_boot, ::sysconf(_SC_CLK_TCK));
 }
 
+std::optional<pid_t> pid_of(int pidfd) {
+  std::ifstream info(fmt::format("/proc/self/fdinfo/{}", pidfd));
+  for (std::string name; info >> name;) {
+    pid_t pid = 0;
+    if (name == "Pid:" && info >> pid) return pid;
+  }
+  return std::nullopt;
+}
+
 }  // namespace rekindle::ipc

@@ -455,6 +455,31 @@ TEST_P(DeviceConformance, ABlockOutlivesTheProcessThatMadeIt) {
             changed);
 }
 
+TEST_P(DeviceConformance, TheAccessToABlockChangesAndItsAddressDoesNot) {
+  const auto bytes = pattern(kLeftBytes, kLeft);
+  const auto changed = pattern(kLeftBytes, kLeft + 1);
+  const auto block = must(device_->allocate_block(kLeftBytes));
+  const DeviceAddress address = block->address();
+  const auto write = [&](const Block& to, const auto& from) {
+    const Upload upload{.from = from.data(), .to = to.address(), .run_bytes = from.size()};
+    must(stream_->upload({&upload, 1}));
+    must(stream_->finish(soon()));
+  };
+  EXPECT_EQ(block->access(), Access::kWrite);
+  write(*block, bytes);
+  must(block->set_access(Access::kRead));
+  EXPECT_EQ(block->access(), Access::kRead);
+  EXPECT_EQ(block->address(), address);
+  EXPECT_EQ(read(address, kLeftBytes), bytes);
+  // Another process that has it open for writing is not affected.
+  const UniqueFd descriptor = must(block->export_descriptor());
+  write(*must(device_->open_block(descriptor, block->bytes(), Access::kWrite)), changed);
+  EXPECT_EQ(read(address, kLeftBytes), changed);
+  must(block->set_access(Access::kWrite));
+  write(*block, bytes);
+  EXPECT_EQ(read(address, kLeftBytes), bytes);
+}
+
 TEST_P(DeviceConformance, TheBytesOfBlocksAreDigestedWhereTheyLie) {
   std::vector<BlockFile> blocks;
   std::vector<Digest> expected;

@@ -41,6 +41,7 @@ class ForwardingDevice : public Device {
                                             Access access) override {
     return device_.open_block(block, bytes, access);
   }
+  Result<void> reach_peer(Device& peer) override { return device_.reach_peer(peer); }
 
  private:
   Device& device_;

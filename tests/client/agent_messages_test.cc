@@ -51,7 +51,8 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
                         .bucket_bytes = std::uint64_t{1} << 40,
                         .group = "chat",
                         .traceparent = "00-4b",
-                        .resident_key = "torch 2"};
+                        .resident_key = "torch 2",
+                        .resident_shared = true};
   auto attach = parsed({2, 3, 4000}, request);
   EXPECT_EQ(attach.session(), 3u);
   EXPECT_EQ(attach.deadline_ms(), 4000u);
@@ -74,6 +75,7 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
   EXPECT_EQ(attach.attach().group(), "chat");
   EXPECT_EQ(attach.attach().traceparent(), "00-4b");
   EXPECT_EQ(attach.attach().resident_key(), "torch 2");
+  EXPECT_TRUE(attach.attach().resident_shared());
   request.latest = false;
   request.version = 9;
   attach = parsed({2, 3, 4000}, request);
@@ -93,10 +95,20 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
   EXPECT_TRUE(parsed({6, 1, 0}, PublishCommitRequest{}).has_publish_commit());
   EXPECT_TRUE(parsed({6, 1, 0}, PublishAbandonRequest{}).has_publish_abandon());
   const auto seal =
-      parsed({6, 1, 0}, SealResidentRequest{"key", "places", {std::uint64_t{1} << 33, 7}});
+      parsed({6, 1, 0}, SealResidentRequest{"key", "places", {std::uint64_t{1} << 33, 7}, true});
   EXPECT_EQ(seal.seal_resident().key(), "key");
   EXPECT_EQ(seal.seal_resident().description(), "places");
+  EXPECT_TRUE(seal.seal_resident().shared());
   EXPECT_THAT(seal.seal_resident().block_bytes(), ElementsAre(std::uint64_t{1} << 33, 7));
+  EXPECT_TRUE(parsed({6, 1, 0}, WatchOrdersRequest{}).has_watch_orders());
+  const auto result =
+      parsed({6, 1, 0}, OrderResultRequest{8, Error(ErrorCode::kNotFound, "no b"), {{"load", 12}}});
+  EXPECT_EQ(result.order_result().order(), 8u);
+  EXPECT_EQ(result.order_result().error().code(), proto::STATUS_NOT_FOUND);
+  EXPECT_EQ(result.order_result().error().message(), "no b");
+  ASSERT_EQ(result.order_result().phases_size(), 1);
+  EXPECT_EQ(result.order_result().phases(0).elapsed_us(), 12u);
+  EXPECT_FALSE(parsed({6, 1, 0}, OrderResultRequest{8}).order_result().has_error());
   const auto update = parsed({7, 0, 9}, UpdateRequest{{"m", 7}, "chat", 1500});
   EXPECT_EQ(update.update().id().model(), "m");
   EXPECT_EQ(update.update().id().version(), 7u);
@@ -127,6 +139,7 @@ TEST(AgentMessages, RepliesOfTheGeneratedCodeAreRead) {
   attached.set_device_channel(true);
   attached.set_no_device_channel("a MIG slice");
   attached.mutable_resident()->set_description("places");
+  attached.mutable_resident()->set_shared(true);
   attached.mutable_resident()->add_block_bytes(std::uint64_t{1} << 33);
   const std::string bytes = frame.SerializeAsString();
   auto message = decode(bytes);
@@ -145,6 +158,7 @@ TEST(AgentMessages, RepliesOfTheGeneratedCodeAreRead) {
   EXPECT_TRUE(reply.device_channel);
   EXPECT_EQ(reply.no_device_channel, "a MIG slice");
   EXPECT_EQ(reply.resident.description, "places");
+  EXPECT_TRUE(reply.resident.shared);
   EXPECT_THAT(reply.resident.block_bytes, ElementsAre(std::uint64_t{1} << 33));
 
   frame.mutable_hello()->set_protocol(1);
@@ -153,12 +167,30 @@ TEST(AgentMessages, RepliesOfTheGeneratedCodeAreRead) {
   frame.mutable_hello()->set_ping_interval_ms(4);
   frame.mutable_hello()->set_silence_ms(5);
   frame.mutable_hello()->set_keeps_residents(true);
+  frame.mutable_hello()->set_gives_orders(true);
   const auto hello = decoded<HelloReply>(frame);
   EXPECT_EQ(hello.protocol, 1u);
   EXPECT_EQ(hello.client, 3u);
   EXPECT_EQ(hello.ping_interval_ms, 4u);
   EXPECT_EQ(hello.silence_ms, 5u);
   EXPECT_TRUE(hello.keeps_residents);
+  EXPECT_TRUE(hello.gives_orders);
+
+  frame.mutable_order()->set_number(6);
+  frame.mutable_order()->mutable_damaged()->add_tensors("w");
+  frame.mutable_order()->mutable_damaged()->add_tensors("v");
+  auto order = decoded<OrderReply>(frame);
+  EXPECT_EQ(order.number, 6u);
+  ASSERT_TRUE(order.damaged);
+  EXPECT_THAT(order.damaged->tensors, ElementsAre("w", "v"));
+  EXPECT_FALSE(order.serve);
+  frame.mutable_order()->mutable_serve()->set_model("b");
+  frame.mutable_order()->mutable_serve()->set_version(3);
+  order = decoded<OrderReply>(frame);
+  ASSERT_TRUE(order.serve);
+  EXPECT_EQ(order.serve->model, "b");
+  EXPECT_EQ(order.serve->version, 3u);
+  EXPECT_FALSE(order.serve->latest);
 
   frame.mutable_ready()->mutable_ready()->add_begin(3);
   frame.mutable_ready()->mutable_ready()->add_end(4);

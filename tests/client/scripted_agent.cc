@@ -128,6 +128,7 @@ std::unique_ptr<ipc::LifePage> AgentEnd::hello(std::uint32_t ping_ms, std::uint3
   proto::AgentFrame frame;
   frame.mutable_hello()->set_protocol(1);
   frame.mutable_hello()->set_client(1);
+  frame.mutable_hello()->set_gives_orders(gives_orders);
   frame.mutable_hello()->set_ping_interval_ms(ping_ms);
   frame.mutable_hello()->set_silence_ms(silence_ms);
   answer(call, std::move(frame), std::move(descriptors));

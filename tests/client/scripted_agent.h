@@ -71,6 +71,8 @@ class AgentEnd {
   void close() { channel_.reset(); }
 
   ipc::Peer& peer() { return peer_; }
+  // Set before hello().
+  bool gives_orders = true;
 
  private:
   // nullopt: closed.

@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using State = OpenCall::State;
+using State = CallState;
 
 class SessionStateTest : public ::testing::Test {
  protected:
@@ -122,9 +122,9 @@ TEST_F(SessionStateTest, ANewerVersionAnswersTheWatch) {
   state.update.asked(6);
   state.apply(answer(6, NewVersion{{"m", 4}}));
   EXPECT_EQ(state.update.state(), State::kAnswered);
-  EXPECT_EQ(state.update.answer().version, 4u);
+  EXPECT_EQ(state.update.answer().id.version, 4u);
   state.apply(event(NewVersion{{"m", 5}}));
-  EXPECT_EQ(state.update.answer().version, 5u);
+  EXPECT_EQ(state.update.answer().id.version, 5u);
 }
 
 }  // namespace

@@ -211,7 +211,8 @@ def wrong_commands(workload, objects):
 def wrong_ports(workload, objects):
     """Ports on which the daemons listen are those of the container, and those that a NetworkPolicy admits."""
     pod = pod_of(workload)
-    container, = pod["containers"]
+    container, *others = pod["containers"]
+    yield from (f"{other['name']} has ports" for other in others if other.get("ports"))
     declared = {port["containerPort"] for port in container.get("ports", [])}
     listening = {int(port) for word in container["args"]
                  for port in re.findall(r"^--(?:(?:[a-z]+-)*listen|metrics)\S*?[=:]\S*?:(\d+)$|^--port=(\d+)$", word)
@@ -317,7 +318,19 @@ def wrong_stores(workload, objects):
     if places != {"/dev/shm/rekindle"}:
         yield f"several paths of the store: {sorted(places)}"
     if workload["kind"] == "DaemonSet":
+        yield from wrong_keepers(pod)
         for container in pod.get("initContainers", []):
             host = {m["mountPath"] for m in container["volumeMounts"] if m["name"] == "shm"}
             if not any(f"store={path}/rekindle\n" in container["command"][-1] for path in host):
                 yield "huge pages are mounted elsewhere than at the store"
+
+
+def wrong_keepers(pod):
+    """An agent that starts no keeper has one in a container beside it, in its store."""
+    agent, *others = pod["containers"]
+    keepers = [c for c in others if c.get("args", [])[:1] == ["keeper"]]
+    if ("--external-keeper" in agent["args"]) != (len(keepers) == 1):
+        yield f"{len(keepers)} containers are keepers of an agent with {agent['args']}"
+    yield from (f"{c['name']} is no keeper of this store" for c in keepers
+                if c["args"][1:] != ["--directory=/dev/shm/rekindle/agent"] or
+                "/dev/shm/rekindle" not in {m["mountPath"] for m in c["volumeMounts"]})

@@ -201,6 +201,13 @@ MISTAKES_OF_COMPONENTS = {
     "huge pages elsewhere": (
         "huge-pages", lambda o: replace(agent(o)["initContainers"][0]["command"], "/rekindle\n", "/other\n"),
         "huge pages are mounted elsewhere"),
+    "an agent that waits for a keeper that is not there": (
+        "gpu", lambda o: agent(o)["containers"].pop(), "0 containers are keepers"),
+    "a keeper that the agent does not wait for": (
+        "gpu", lambda o: agent(o)["containers"][0]["args"].remove("--external-keeper"), "1 containers are keepers"),
+    "a keeper of another store": (
+        "gpu", lambda o: replace(agent(o)["containers"][1]["args"], "/rekindle/", "/other/"),
+        "keeper is no keeper of this store"),
 }
 
 

@@ -1,8 +1,12 @@
 #include "src/ipc/process_age.h"
 
+#include <fcntl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <gtest/gtest.h>
+
+#include "src/base/unique_fd.h"
 
 namespace rekindle::ipc {
 namespace {
@@ -25,6 +29,13 @@ TEST(ProcessAge, IsNotKnownOfATextThatIsCut) {
 TEST(ProcessAge, OfAProcessThatIsGoneIsNotKnown) {
   EXPECT_TRUE(age_of_process(::getpid()));
   EXPECT_FALSE(age_of_process(0));
+}
+
+TEST(ProcessAge, APidfdTellsItsProcess) {
+  const UniqueFd self(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  EXPECT_EQ(pid_of(self.get()), ::getpid());
+  const UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  EXPECT_EQ(pid_of(file.get()), std::nullopt);
 }
 
 }  // namespace

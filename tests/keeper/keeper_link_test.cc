@@ -17,6 +17,7 @@
 
 #include "recovery/keeper/keeper.h"
 #include "src/ipc/channel.h"
+#include "src/ipc/process_age.h"
 #include "src/ipc/unix_socket.h"
 #include "tests/support/must.h"
 #include "tests/support/process.h"
@@ -146,6 +147,9 @@ TEST_F(KeeperLinkTest, ACopyOutlivesTheAgentThatGaveIt) {
   ASSERT_EQ(kept.blocks.size(), 2u);
   EXPECT_EQ(text_of(kept.blocks[0]), "first of a");
   EXPECT_EQ(text_of(kept.blocks[1]), "second of a");
+  ASSERT_EQ(kept.users.size(), 1u);
+  EXPECT_EQ(kept.users.begin()->first, user);
+  EXPECT_EQ(ipc::pid_of(kept.users.begin()->second.get()), worker.pid());
   EXPECT_EQ(keeper(), before);
   EXPECT_EQ(wait(link_->get("b"))->error().code(), ErrorCode::kNotFound);
 }

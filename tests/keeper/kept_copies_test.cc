@@ -14,8 +14,9 @@ using namespace std::chrono_literals;
 
 class KeptCopiesTest : public ::testing::Test {
  protected:
-  static KeptCopy copy_of(std::size_t blocks, std::string record = "r") {
+  static KeptCopy copy_of(std::size_t blocks, std::string record = "r", std::uint32_t owner = 1) {
     KeptCopy copy;
+    copy.owner = owner;
     copy.record = std::move(record);
     copy.time_to_live = 10s;
     for (std::size_t i = 0; i < blocks; ++i) {
@@ -79,11 +80,31 @@ TEST_F(KeptCopiesTest, ThereIsAnEndToUsersAndRecords) {
   for (std::size_t i = 0; i < kMostUsers; ++i) must(copies_.add_user("a"));
   EXPECT_EQ(copies_.add_user("a").error().code(), ErrorCode::kExhausted);
   EXPECT_EQ(copies_.add_user("b").error().code(), ErrorCode::kNotFound);
-  const std::string large(kMostRecordBytes / 2, 'x');
+  const std::string large(kMostRecordBytes / kOwnersShare / 2 + 1, 'x');
   must(copies_.keep("b", copy_of(1, large), now_));
   EXPECT_EQ(copies_.keep("c", copy_of(1, large), now_).error().code(), ErrorCode::kExhausted);
   must(copies_.drop("b"));
   must(copies_.keep("c", copy_of(1, large), now_));
+}
+
+TEST_F(KeptCopiesTest, OneOwnerCannotFillTheKeeper) {
+  for (std::size_t i = 0; i < kMostCopies / kOwnersShare; ++i) {
+    must(copies_.keep(std::to_string(i), copy_of(1), now_));
+  }
+  const auto refused = copies_.keep("more", copy_of(1), now_);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kExhausted);
+  EXPECT_NE(refused.error().message().find("of user 1"), std::string::npos);
+  must(copies_.keep("of another", copy_of(1, "r", 2), now_));
+  must(copies_.drop("0"));
+  must(copies_.keep("more", copy_of(1), now_));
+}
+
+TEST_F(KeptCopiesTest, AllOwnersTogetherFillTheKeeper) {
+  const std::string large(kMostRecordBytes / kOwnersShare, 'x');
+  for (std::uint32_t owner = 1; owner <= kOwnersShare; ++owner) {
+    must(copies_.keep(std::to_string(owner), copy_of(1, large, owner), now_));
+  }
+  EXPECT_EQ(copies_.keep("more", copy_of(1, "r", 99), now_).error().code(), ErrorCode::kExhausted);
 }
 
 }  // namespace

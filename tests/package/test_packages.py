@@ -123,6 +123,11 @@ def test_the_agents_unit_has_no_mounts_of_its_own():
     assert lines_of_unit("rekindle-agent", "LimitMEMLOCK") == ["infinity"]
 
 
+def test_a_restart_of_the_agents_unit_leaves_its_keeper():
+    assert lines_of_unit("rekindle-agent", "KillMode") == ["process"]
+    assert lines_of_unit("rekindle-coordinator", "KillMode") == []
+
+
 def test_lintian_finds_nothing_else(debs):
     run("lintian", "--allow-root", "--fail-on", "error,warning", "--suppress-tags", ACCEPTED, *debs.values())
 

@@ -134,6 +134,19 @@ TEST_F(Artifacts, ASetIsPublishedOnceUnlessItIsReplacedAndRemoved) {
   EXPECT_EQ(fleet_.run_command({"artifacts", "remove", "m", "--fingerprint", "G"}).exit_code, 3);
 }
 
+TEST_F(Artifacts, ASetWhoseHostsAreGoneIsPublishedAnew) {
+  start();
+  ASSERT_EQ(publish("b", "cache").json["version"], 1);
+  fleet_.agent("b").process->kill();
+  ASSERT_TRUE(eventually([&] { return publish("a", "cache").json["published"] == true; },
+                         milliseconds(60'000)));
+  EXPECT_EQ(fetch("a", "new").json["version"], 2);
+  EXPECT_EQ(tree(fleet_.dir("new")), tree(fleet_.dir("cache")));
+  // The lost one does not come back with its host.
+  fleet_.start_agent("b");
+  EXPECT_TRUE(eventually([&] { return sets_listed() == 1; }));
+}
+
 TEST_F(Artifacts, OfTwoHostsThatPublishAtOnceOneWinsAndTheOtherSaysSo) {
   start();
   add("one", "other", "cache-b");

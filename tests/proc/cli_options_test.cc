@@ -248,6 +248,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{"NoBudget", {"agent", "--budget", "0"}, "--budget"},
         BadOption{"Numa", {"agent", "--numa", "near"}, "--numa: 'near'"},
         BadOption{"NumaNode", {"agent", "--numa", "4095"}, "--numa: NUMA node 4095"},
+        BadOption{"GpuHelpers", {"agent", "--gpu-helpers", "many"}, "--gpu-helpers: 'many'"},
         BadOption{"MaxRate", {"agent", "--max-rate", "fast"}, "--max-rate"},
         BadOption{"CoordinatorListen", {"coordinator", "--listen", ":1"}, "--listen: ':1'"},
         BadOption{"CoordinatorPullers", {"coordinator", "--max-pullers", "0"}, "--max-pullers"},

@@ -18,7 +18,7 @@ using ::testing::StartsWith;
 constexpr const char* kCommands[] = {"coordinator", "agent",  "publish",    "pull",    "status",
                                      "inspect",     "verify", "retire",     "bench",   "topo",
                                      "doctor",      "drain",  "completion", "version", "update",
-                                     "demo",        "man",    "config",     "release"};
+                                     "demo",        "man",    "config",     "release", "switch"};
 
 MATCHER(IsOneLine, "is one line") {
   return !arg.empty() && arg.back() == '\n' && std::ranges::count(arg, '\n') == 1;

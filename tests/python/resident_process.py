@@ -1,9 +1,11 @@
 """A worker whose parameters outlive it: `resident_process.py STORE MODEL DEVICE OPTIONS-AS-JSON`.
 
 It prints a line of JSON when it is ready, then obeys lines on stdin, and answers each with a line:
-`scribble`, `update VERSION`, `detach`."""
+`show`, `scribble`, `update VERSION`, `stage VERSION [host]`, `rebind`, `fork`, `detach`."""
 import json
+import os
 import sys
+import time
 import warnings
 
 import torch
@@ -22,6 +24,17 @@ class Net(torch.nn.Module):
         self.register_buffer("scale", torch.ones(5))
 
 
+def fork():
+    """The pid of a child that has all files of this process open, but not those of the test."""
+    child = os.fork()
+    if child == 0:
+        for number in range(3):
+            os.close(number)
+        while True:
+            time.sleep(1000)
+    return child
+
+
 def main():
     store, name, device = sys.argv[1:4]
     options = json.loads(sys.argv[4])
@@ -38,7 +51,7 @@ def main():
         print(json.dumps({
             "rung": session.rung, "kept": session.resident, "version": session.version, "warned": warned,
             "first": model.first.weight[3, :4].tolist(), "scale": model.scale.tolist(),
-            "sum": sum(float(value.double().sum()) for value in model.state_dict().values()),
+            "sum": sum(float(value.cpu().double().sum()) for value in model.state_dict().values()),
             "tied": model.tied is model.norm, "at": model.first.weight.data_ptr(),
         }), flush=True)
 
@@ -58,8 +71,17 @@ def main():
             elif word == "update":
                 before, session = session, load(int(rest[0]))
                 before.close()
+            elif word == "stage":
+                where_to = {} if rest[1:] == ["host"] else {"device": device}
+                with rekindle.torch.stage(model, name, int(rest[0]), agent=store,
+                                          **where_to) as staged:
+                    before, session = session, staged.switch()
+                before.close()
             elif word == "rebind":
                 model.second.weight.data = model.second.weight.data.clone()
+            elif word == "fork":
+                print(json.dumps({"child": fork()}), flush=True)
+                continue
             elif word == "detach":
                 session.close()
                 print("{}", flush=True)

@@ -106,6 +106,35 @@ def test_the_gpus_and_their_driver_are_part_of_it(tmp_path, monkeypatch):
         artifacts.fingerprint()
 
 
+NVCC = """nvcc: NVIDIA (R) Cuda compiler driver
+Copyright (c) 2005-2024 NVIDIA Corporation
+Cuda compilation tools, release {}
+"""
+
+
+def test_the_compilers_that_an_engine_runs_are_part_of_it(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    for variable, program in {"CC": "mycc", "CXX": "myc++"}.items():
+        monkeypatch.setenv(variable, str(tmp_path / "bin" / program))
+
+    def programs_of(**versions):
+        for program, text in {"mycc": "mycc 1", "myc++": "myc++ 1", "nvcc": NVCC.format("12.4, V12.4.99"),
+                              **versions}.items():
+            (tmp_path / "bin" / program).write_text(f"#!/bin/sh\ncat <<'end'\n{text}\nend\n")
+            (tmp_path / "bin" / program).chmod(0o755)
+        return json.loads(artifacts.fingerprint())["programs"]
+
+    assert programs_of() == {"cc": "mycc 1", "c++": "myc++ 1",
+                             "nvcc": "Cuda compilation tools, release 12.4, V12.4.99"}
+    marks = [programs_of(), programs_of(mycc="mycc 2"), programs_of(**{"myc++": "myc++ 2"}),
+             programs_of(nvcc=NVCC.format("12.9, V12.9.1"))]
+    assert len(set(map(str, marks))) == 4
+    (tmp_path / "bin/mycc").write_text("#!/bin/sh\nexit 9\n")
+    with pytest.raises(rekindle.UnavailableError, match="the version of .*mycc is unknown"):
+        artifacts.fingerprint()
+
+
 def test_an_engine_that_is_not_installed_is_an_error():
     with pytest.raises(rekindle.NotFoundError, match="no-such-engine"):
         artifacts.fingerprint(engine="no-such-engine")

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 from conftest import BINARY, PATIENCE_S, eventually, run_python
@@ -13,6 +14,7 @@ from safetensors.numpy import save_file
 
 import rekindle.errors
 from rekindle import standby
+from rekindle.vllm.waiting import wait_in_standby
 
 np = pytest.importorskip("numpy")
 WORKER = pathlib.Path(__file__).with_name("standby_worker.py")
@@ -157,3 +159,43 @@ def test_c_waits_in_rk_connect_too():
         "standby.wait = lambda: None\n"
         "_native.Native('/nowhere', 1.0)", check=False, REKINDLE_STANDBY="rekindle-standby-nobody")
     assert "the `rekindle run` that started it has ended" in done.stderr
+
+
+def test_a_worker_of_vllm_waits_before_it_measures_memory(door, monkeypatch):
+    """Once, with the model imported and the environment of its turn."""
+    pytest.importorskip("torch")
+    done = []
+
+    class WorkerWrapperBase:
+        vllm_config = types.SimpleNamespace(model_config="llama")
+        worker = types.SimpleNamespace(local_rank=0)
+
+        def init_device(self):
+            done.append(("measured", os.environ["REKINDLE_FAILURES"]))
+
+    for name, members in {
+            "vllm.v1.worker": {"gpu_model_runner": None},
+            "vllm.v1.worker.worker_base": {"WorkerWrapperBase": WorkerWrapperBase},
+            "vllm.model_executor.model_loader.utils":
+                {"get_model_architecture": lambda config: done.append(("imported", config))}}.items():
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**members))
+    monkeypatch.setenv("REKINDLE_FAILURES", "0")
+
+    def answer():
+        connection, _ = door.accept()
+        with connection:
+            assert done == [("imported", "llama")]
+            connection.sendall(b"REKINDLE_FAILURES=1\ngo\n")
+    thread = threading.Thread(target=answer)
+    thread.start()
+    # vLLM registers plugins several times in a process.
+    wait_in_standby()
+    wait_in_standby()
+    WorkerWrapperBase().init_device()
+    thread.join()
+    assert done == [("imported", "llama"), ("measured", "1")]
+
+
+def test_a_worker_of_vllm_that_is_no_standby_stays_as_it_is(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.worker_base", None)
+    wait_in_standby()

@@ -89,6 +89,7 @@ void add_inspect(Command& app, Session& session);
 void add_verify(Command& app, Session& session);
 void add_retire(Command& app, Session& session);
 void add_release(Command& app, Session& session);
+void add_switch(Command& app, Session& session);
 void add_drain(Command& app, Session& session);
 void add_drill(Command& app, Session& session);
 void add_update(Command& app, Session& session);

@@ -89,10 +89,23 @@ struct KnownSets {
   std::uint64_t last_version = 0;
   // Neither retired nor about to be, ascending.
   std::vector<ModelVersion> live;
+  // Those of them that live hosts have, or begin to have.
+  std::vector<ModelVersion> held;
 };
 
 bool is_live(const proto::VersionStatus& version) {
   return version.state() == "staging" || version.state() == "ready";
+}
+
+bool is_held(const proto::ClusterStatusResponse& status, const proto::VersionStatus& version) {
+  if (version.state() == "ready") return true;
+  return std::ranges::any_of(status.nodes(), [&](const proto::NodeStatus& node) {
+    const auto& holdings = node.holdings();
+    return node.state() != "dead" && std::ranges::any_of(holdings, [&](const auto& holding) {
+             return holding.id().model() == version.id().model() &&
+                    holding.id().version() == version.id().version();
+           });
+  });
 }
 
 Result<KnownSets> find_sets(Remote& coordinator, const std::string& name) {
@@ -101,10 +114,25 @@ Result<KnownSets> find_sets(Remote& coordinator, const std::string& name) {
   for (const auto& version : status.versions()) {
     if (version.id().model() != name) continue;
     known.last_version = std::max<std::uint64_t>(known.last_version, version.id().version());
-    if (is_live(version)) known.live.push_back({name, version.id().version()});
+    const ModelVersion id{name, version.id().version()};
+    if (is_live(version)) known.live.push_back(id);
+    if (is_live(version) && is_held(status, version)) known.held.push_back(id);
   }
   std::ranges::sort(known.live);
+  std::ranges::sort(known.held);
   return known;
+}
+
+// A host that publishes claims its version before it has it. A set that nobody has after a while is
+// lost with its hosts.
+Result<KnownSets> find_held_sets(Remote& coordinator, const std::string& name) {
+  constexpr std::chrono::milliseconds kClaimed{5000}, kPause{100};
+  const TimePoint give_up = steady_now() + kClaimed;
+  for (;;) {
+    TRY(KnownSets known, find_sets(coordinator, name));
+    if (known.live.empty() || !known.held.empty() || steady_now() >= give_up) return known;
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 Result<void> retire_set(Remote& coordinator, const ModelVersion& id) {
@@ -223,12 +251,12 @@ Result<int> publish_now(const Settings& settings, const ArtifactArgs& args, cons
                         const std::vector<CacheDirectory>& caches) {
   TRY_VOID(check_agent_runs(settings));
   TRY(const auto coordinator, fleet_coordinator(settings));
-  const auto present = [&](const KnownSets& known) { return !args.replace && !known.live.empty(); };
-  TRY(KnownSets known, find_sets(*coordinator, name));
-  if (present(known)) return tell_present(settings, known.live.back(), "the fleet has it already");
+  const auto present = [&](const KnownSets& known) { return !args.replace && !known.held.empty(); };
+  TRY(KnownSets known, find_held_sets(*coordinator, name));
+  if (present(known)) return tell_present(settings, known.held.back(), "the fleet has it already");
   TRY(const PackedSet packed, pack(caches, args));
-  TRY(known, find_sets(*coordinator, name));
-  if (present(known)) return tell_present(settings, known.live.back(), "the fleet has it already");
+  TRY(known, find_held_sets(*coordinator, name));
+  if (present(known)) return tell_present(settings, known.held.back(), "the fleet has it already");
   const ModelVersion id{name, known.last_version + 1};
   auto published = publish_packed(settings, id, packed.file());
   if (!published) {

@@ -121,6 +121,7 @@ struct DeviceProcessArgs {
   int fd = -1;
   std::string doubles;
   std::uint64_t keep_rate = device::SessionTimes{}.keep_bytes_per_second;
+  std::uint32_t helpers = device::GpuOptions::kAutoHelpers;
 };
 
 Result<int> run_device_process_command(const DeviceProcessArgs& args) {
@@ -129,6 +130,7 @@ Result<int> run_device_process_command(const DeviceProcessArgs& args) {
     TRY(options.doubles, device::parse_doubles(args.doubles));
   }
   options.times.keep_bytes_per_second = args.keep_rate;
+  options.helpers = args.helpers;
   if (::fcntl(args.fd, F_SETFD, FD_CLOEXEC) != 0) {
     return fail(ErrorCode::kInvalid,
                 "--fd {}: this command is started by an agent, which gives it a socket", args.fd);
@@ -158,6 +160,7 @@ void add_device_process(Command& app, Session& session) {
   sub.option("--double", args->doubles, "GPUs made of host memory, for tests").type_name("N:BYTES");
   sub.option("--keep-rate", args->keep_rate,
              "Bytes of a broadcast that each device copies to its host in a second");
+  sub.option("--helpers", args->helpers, "Idle GPUs whose links one upload may use");
   sub.runs(session, "device-process", [args] { return run_device_process_command(*args); });
 }
 

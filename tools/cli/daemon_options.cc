@@ -73,6 +73,9 @@ Result<device::GpuOptions> gpu_options(const Settings& settings, const AgentArgs
   if (!args.keep_rate.empty()) {
     TRY(options->keep_bytes_per_second, parse_size("--keep-rate", args.keep_rate));
   }
+  auto helpers = device::parse_helpers(args.gpu_helpers);
+  if (!helpers) return fail(std::move(helpers).error().with_context("--gpu-helpers"));
+  options->helpers = *helpers;
   options->verify_uploads = args.verify_gpu;
   if (args.verify_gpu && options->use == device::GpuOptions::Use::kNone) {
     return fail(ErrorCode::kInvalid, "--verify-gpu: --gpu none leaves nothing to verify");
@@ -250,6 +253,7 @@ agent::AgentOptions agent_options(const Settings& settings, const AgentArgs& arg
   problems.take("load-timeout", options.load_timeout, load_timeout(args));
   problems.take("resident-ttl", options.resident_time_to_live,
                 parse_duration("--resident-ttl", args.resident_ttl));
+  options.starts_keeper = !args.external_keeper;
   problems.take("scrub", options.scrub, scrub_interval(args));
   problems.take("numa", options.numa, numa_policy(args));
   problems.take("gpu", options.gpu, gpu_options(settings, args));
@@ -370,6 +374,9 @@ void add_agent_options(Command& sub, AgentArgs& args) {
              "How long the parameters of a dead worker stay in GPU memory for its successor; 0:\n"
              "workers cannot leave any [2min]")
       .type_name("TIME");
+  sub.flag("--external-keeper", args.external_keeper,
+           "Start no process that holds these parameters: another container runs\n"
+           "`rekindle keeper --directory DIR/agent` [off]");
   sub.option("--allow-uid", args.allow_uids,
              "Also serve workers of this user; repeat, or separate several by commas. They may\n"
              "pass through the store's directory (mode 0711), and they trust an agent of root\n"
@@ -392,6 +399,10 @@ void add_agent_options(Command& sub, AgentArgs& args) {
   sub.option("--gpu-bucket", args.gpu_bucket,
              "Bytes of a bucket if a worker asks for no size [64MiB]")
       .type_name("SIZE");
+  sub.option("--gpu-helpers", args.gpu_helpers,
+             "Idle GPUs, connected by NVLink, whose links to the host an upload to another GPU\n"
+             "uses as well: auto (up to 3), none, or at most so many [auto]")
+      .type_name("COUNT");
   sub.option("--gpu-wrapper", args.gpu_wrapper,
              "Words before the command of that process, for a debugger or a sanitizer [none]")
       .type_name("WORDS");

@@ -80,11 +80,13 @@ struct AgentArgs {
   std::string max_rate;
   std::string load_timeout = "10min";
   std::string resident_ttl = "2min";
+  bool external_keeper = false;
   std::string scrub = "24h";
   std::vector<std::string> allow_uids;
   std::string numa = "auto";
   std::string gpu = "auto";
   std::string gpu_bucket;
+  std::string gpu_helpers = "auto";
   std::string gpu_wrapper;
   std::string keep_rate;
   bool verify_gpu = false;

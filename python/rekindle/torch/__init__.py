@@ -5,6 +5,7 @@
     session.commit()
     with rekindle.torch.stage(model, "qwen3", version=43) as staged:  # while the model serves
         session = staged.switch()                                   # in a pause
+    models = rekindle.torch.Models({"a": build_a, "b": build_b}, device="cuda")  # in turns
     rekindle.torch.publish(model, "qwen3@43")                       # on every rank of a trainer
 
 Only `from_pretrained`, and `load` of transformers' models, need transformers.
@@ -16,7 +17,8 @@ from .modules import StagedVersion, load, stage
 from .names import Block, Fuse, Rename, Rows, Split, Unstack
 from .pretrained import from_pretrained, session_of
 from .publishing import parts_of, publish
+from .turns import Models
 
-__all__ = ["Block", "Fuse", "Rename", "Rows", "Split", "StagedVersion", "Unstack", "cast", "flat_boxes",
+__all__ = ["Block", "Fuse", "Models", "Rename", "Rows", "Split", "StagedVersion", "Unstack", "cast", "flat_boxes",
            "flat_parts", "fp8_blocks", "from_pretrained", "load", "parts_of", "publish",
            "session_of", "stage"]

@@ -30,7 +30,7 @@ _filled: WeakKeyDictionary[nn.Module, Contents] = WeakKeyDictionary()
 
 def load(model: nn.Module, name: str | None = None, version: str | int | None = "latest", *,
          strict: bool = True, convert: bool = False, load_timeout: float | None = 60.0,
-         resident: bool | str = False, **options: Any) -> sessions.Session:
+         resident: bool | str = False, shared: bool = False, **options: Any) -> sessions.Session:
     """Fills a module's parameters and persistent buffers in place with a version's tensors of the
     same names and shapes.
 
@@ -53,17 +53,23 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     commit its parameters are kept for a successor. A text tells apart what this function cannot see:
     everything else that decides what the bytes mean. Only `load` and `stage` may write to such
     parameters.
+    `shared`, with `resident`: several workers of the device read one copy. Nothing may write to the
+    parameters after the commit: on a double that ends the process, on a GPU it ends the context. A
+    load of another version takes a shared copy of that version, if there is one. Otherwise it gives
+    the parameters other memory first, so their addresses change.
 
     Returns the session with everything loaded; the caller commits it. Raises what `rekindle.attach`
     and `Session.load_into` raise.
     """
     key = ""
+    if shared and not resident:
+        raise InvalidError("shared=True without resident=True: only resident parameters are shared")
     if resident:
         device = memory.common_device(model.state_dict(keep_vars=True).values())
         options.setdefault("device", device)
         extra = f"{'' if resident is True else resident} convert={convert} strict={strict}"
         key = residents.key_of(model, extra, options)
-        taken = residents.take(model, name, version, key, options)
+        taken = residents.take(model, name, version, key, options, shared)
         if taken is not None:
             # Not before the commit, which this worker may be waited for.
             taken.after_commit(lambda: _remember(model, taken, options))
@@ -73,7 +79,7 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     try:
         declared.fill(session)
         if resident:
-            residents.place(model, session, key)
+            residents.place(model, session, key, shared)
     except BaseException:
         session.close()
         raise
@@ -166,8 +172,10 @@ class StagedVersion:
 
 
 class _Declared(NamedTuple):
-    """A version that fits a module. `attach`: its argument says whether the session is staged."""
-    attach: Callable[[bool], sessions.Session]
+    """A version that fits a module. `attach`: its argument says whether the session is staged;
+    keywords replace options of `rekindle.attach`."""
+    version: int
+    attach: Callable[..., sessions.Session]
     fill: Callable[[sessions.Session], None]
 
 
@@ -184,16 +192,17 @@ def _declare(model: nn.Module, name: str | None, version: str | int | None, stri
     fit.check_quantization()
     plan = _planned(model, name, number, fit, strict, convert, load_timeout, options)
 
-    def attach(staged: bool) -> sessions.Session:
+    def attach(staged: bool, **more: Any) -> sessions.Session:
         stream = {} if not staged else side_stream(plan.options.get("device"))
-        return sessions.attach(name, number, staged=staged, **{**plan.options, **stream})
+        return sessions.attach(name, number, staged=staged, **{**plan.options, **stream, **more})
 
     def fill(session: sessions.Session) -> None:
+        residents.leave(model, session)
         plan.fill(session)
         _filled[model] = contents
         session.after_commit(lambda: residents.seal(model, session))
 
-    return _Declared(attach, fill)
+    return _Declared(number, attach, fill)
 
 
 def _planned(model: nn.Module, name: str, number: int, fit: Fit, strict: bool, convert: bool,

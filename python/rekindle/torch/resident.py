@@ -33,12 +33,18 @@ _FORMAT = 1
 _BYTES = ("shard", "spec", "bucket_bytes", "fallback_dir", "staged")
 
 
+# Tensors with their names, by their ids.
+Tensors = Mapping[int, "tuple[torch.Tensor, list[Any]]"]
+
+
 class Kept(NamedTuple):
     """The blocks of a module."""
 
     key: str
     description: bytes
     blocks: list[_resident.Block]
+    # Other workers may read them at the same time.
+    shared: bool = False
 
 
 _kept: WeakKeyDictionary[torch.nn.Module, Kept] = WeakKeyDictionary()
@@ -68,14 +74,14 @@ def key_of(model: torch.nn.Module, extra: str, options: Mapping[str, Any]) -> st
 
 
 def take(model: torch.nn.Module, name: str | None, version: str | int | None, key: str,
-         options: Mapping[str, Any]) -> sessions.Session | None:
+         options: Mapping[str, Any], shared: bool = False) -> sessions.Session | None:
     """Returns a session whose resident copy the module has adopted. None: there is none for this
     worker, and nothing has changed."""
-    if is_kept(model):
+    if is_kept(model) and not (shared and _kept[model].shared):
         return None
     where = {option: value for option, value in options.items() if option not in _BYTES}
     try:
-        session = sessions.attach(name, version, resident_key=key, **where)
+        session = sessions.attach(name, version, resident_key=key, resident_shared=shared, **where)
     except (NotFoundError, UnavailableError, TimeoutError):
         return None
     try:
@@ -89,20 +95,36 @@ def take(model: torch.nn.Module, name: str | None, version: str | int | None, ke
     except BaseException:
         session.close()
         raise
-    _kept[model] = Kept(key, description, blocks)
+    _kept[model] = Kept(key, description, blocks, shared)
     session._resident = True
     return session
 
 
-def place(model: torch.nn.Module, session: sessions.Session, key: str) -> None:
+def leave(model: torch.nn.Module, session: sessions.Session) -> None:
+    """Gives the parameters other memory if other workers may read theirs. ExhaustedError."""
+    kept = _kept.get(model)
+    if kept is None or not kept.shared:
+        return
+    if session._device is not None:
+        _kept[model] = _moved_to_blocks(model, session, kept.key, True)
+        return
+    # The session loads from host memory. Nothing is kept then.
+    del _kept[model]
+    for members in _storages(_tensors(model)).values():
+        storage = members[0][0].untyped_storage().clone()
+        for value, _ in members:
+            value.data = torch.empty(0, dtype=value.dtype, device=value.device).set_(
+                storage, value.storage_offset(), value.shape, value.stride())
+
+
+def place(model: torch.nn.Module, session: sessions.Session, key: str,
+          shared: bool = False) -> None:
     """Moves the module's parameters and buffers to blocks, at addresses that stay. A warning says why that is not possible;
     the module then works as before."""
     if is_kept(model):
         return
     try:
-        described, blocks = move(_tensors(model), session)
-        _kept[model] = Kept(
-            key, json.dumps({"format": _FORMAT, "tensors": described}).encode(), blocks)
+        _kept[model] = _moved_to_blocks(model, session, key, shared)
     except (InvalidError, UnavailableError, ExhaustedError) as why:
         warnings.warn(f"the parameters of {session.model}@{session.version} are not resident: {why}",
                       stacklevel=3)
@@ -123,6 +145,8 @@ def seal(model: torch.nn.Module, session: sessions.Session) -> None:
     if session._device is not None:
         session._device.synchronize()
     try:
+        for block in kept.blocks if kept.shared else ():
+            block.set_read_only(True)
         _resident.seal(session._native, kept.key, kept.description, kept.blocks, _SEAL_TIMEOUT_S)
         session._resident = True
     except Exception as why:
@@ -155,29 +179,41 @@ def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _tensors(model: torch.nn.Module) -> dict[int, tuple[torch.Tensor, list[str]]]:
+def _tensors(model: torch.nn.Module) -> Tensors:
     """Each tensor once, with its names, by its id."""
-    found: dict[int, tuple[torch.Tensor, list[str]]] = {}
+    found: dict[int, tuple[torch.Tensor, list[Any]]] = {}
     for name, value in _named(model):
         found.setdefault(id(value), (value, []))[1].append(name)
     return found
 
 
-def move(tensors: Mapping[int, tuple[torch.Tensor, list[Any]]],
+def _storages(tensors: Tensors) -> dict[int, list[tuple[torch.Tensor, list[Any]]]]:
+    """The tensors of each storage, by its address."""
+    storages: dict[int, list[tuple[torch.Tensor, list[Any]]]] = {}
+    for value, names in tensors.values():
+        storages.setdefault(value.untyped_storage().data_ptr(), []).append((value, names))
+    return storages
+
+
+def _moved_to_blocks(model: torch.nn.Module, session: sessions.Session, key: str,
+                     shared: bool) -> Kept:
+    described, blocks = move(_tensors(model), session)
+    return Kept(key, json.dumps({"format": _FORMAT, "tensors": described}).encode(), blocks, shared)
+
+
+def move(tensors: Tensors,
          session: sessions.Session) -> tuple[list[dict[str, Any]], list[_resident.Block]]:
-    """Moves tensors, with their names, to blocks of the session's device. Returns where each one
-    lies, and the blocks. InvalidError: one is elsewhere. ExhaustedError, UnavailableError."""
+    """Moves tensors to blocks of the session's device. Returns where each one lies, and the blocks.
+    InvalidError: one is elsewhere. ExhaustedError, UnavailableError."""
     device = session._device
     if device is None:
         raise InvalidError("they are in host memory; load them with device=")
     place_of = torch.empty(0, device=device.torch_name).device
-    storages: dict[int, list[tuple[torch.Tensor, list[Any]]]] = {}
     for value, names in tensors.values():
         if value.device != place_of or value.layout != torch.strided:
             raise InvalidError(f"{names[0]} is {value.layout} on {value.device}, and not a plain "
                                f"tensor on {place_of}")
-        storages.setdefault(value.untyped_storage().data_ptr(), []).append((value, names))
-    groups = list(storages.values())
+    groups = list(_storages(tensors).values())
     sizes = [_aligned(group[0][0].untyped_storage().nbytes()) for group in groups]
     described: list[dict[str, Any]] = []
     blocks: list[_resident.Block] = []

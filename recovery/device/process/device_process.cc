@@ -45,7 +45,8 @@ class Process {
         options_(options),
         devices_(Devices::find(options.doubles)),
         copies_(devices_.open_first(), options.pin_threads),
-        communicators_([this] { return load_collectives(); }) {}
+        communicators_([this] { return load_collectives(); }),
+        loans_(devices_, options.helpers) {}
 
   Result<void> run();
 
@@ -76,6 +77,8 @@ class Process {
   std::uint64_t reported_pinned_ = 0;
   std::atomic<bool> left_an_abort_ = false;
   Communicators communicators_;
+  // Before the sessions, which use it.
+  DeviceLoans loans_;
   Sessions sessions_{bell_};
   // Making the first id may take seconds, while pings are answered.
   WorkerPool id_maker_{"rk-meet", 1, 64};
@@ -287,6 +290,8 @@ Result<void> Process::begin(const proto::ServeDevice& order, std::vector<UniqueF
   session.verify_upload = order.verify_upload();
   session.direct = order.direct();
   session.communicators = &communicators_;
+  session.loans = &loans_;
+  session.use = loans_.use(order.device());
   return sessions_.begin(std::move(session));
 }
 

@@ -16,6 +16,8 @@ struct DeviceProcessOptions {
   std::uint32_t slots = 3;
   // Share of a device's free memory that one session may take.
   double free_fraction = 0.1;
+  // Idle devices whose links one session may use.
+  std::uint32_t helpers = GpuOptions::kAutoHelpers;
   // Empty: the collectives of doubles, or NCCL.
   Communicators::Load collectives;
 };

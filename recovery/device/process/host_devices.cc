@@ -71,6 +71,17 @@ Result<bucket::Device*> Devices::open(const std::string& id) const {
   return place.device.get();
 }
 
+// A device that is being opened is not waited for.
+std::vector<bucket::Device*> Devices::opened() const {
+  std::vector<bucket::Device*> open;
+  for (const One& one : all_) {
+    Place& place = *places_.at(one.id);
+    const std::unique_lock lock(place.opening, std::try_to_lock);
+    if (lock && place.device != nullptr) open.push_back(place.device.get());
+  }
+  return open;
+}
+
 bucket::Device* Devices::open_first() {
   while (!all_.empty()) {
     auto device = open(all_.front().id);

@@ -38,6 +38,8 @@ class Devices {
   // kNotFound. Any thread. The first call for a device opens it, which may take seconds; other
   // calls for it wait.
   Result<bucket::Device*> open(const std::string& id) const;
+  // Those that are open now. Any thread.
+  std::vector<bucket::Device*> opened() const;
 
  private:
   struct Place {

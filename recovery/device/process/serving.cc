@@ -43,10 +43,15 @@ Result<void> Serving::prepare() {
 }
 
 SessionMeans Serving::means() {
-  return {*device_, *order_.pinner, order_.segments, *contents_,
-          *slots_,  *deliver_,      mailbox_,        order_.communicators,
-          told_,    order_.times,   order_.leaves,   order_.verify_upload,
-          version_, order_.say,     order_.number,   order_.direct};
+  return {*device_,        *order_.pinner,
+          order_.segments, *contents_,
+          *slots_,         *deliver_,
+          mailbox_,        order_.communicators,
+          told_,           order_.times,
+          order_.leaves,   order_.verify_upload,
+          version_,        order_.say,
+          order_.number,   order_.direct,
+          order_.loans,    order_.slots.free_fraction};
 }
 
 void Serving::say_joined() {
@@ -119,11 +124,14 @@ void Serving::wait_for_worker(bool told_all) {
 // Waits for the device first, so that its buckets can be freed, then for the worker, unless it
 // hangs. Returns an error when the device is lost.
 std::optional<Error> Serving::let_go(bool told_all, bool hung) {
-  if (pipeline() != nullptr) {
-    if (auto drained = pipeline()->drain(steady_now() + order_.times.drain); !drained) {
-      return std::move(drained).error().with_context(device_->id());
-    }
+  const TimePoint give_up = steady_now() + order_.times.drain;
+  Result<void> drained;
+  if (spreading_ != nullptr && spreading_->pipeline() != nullptr) {
+    drained = spreading_->pipeline()->drain(give_up);
+  } else if (uploading_ != nullptr) {
+    drained = uploading_->drain(give_up);
   }
+  if (!drained) return std::move(drained).error().with_context(device_->id());
   if (!hung && deliver_ != nullptr && slots_) wait_for_worker(told_all);
   spreading_.reset();
   uploading_.reset();
@@ -140,6 +148,7 @@ SessionEnd Serving::run() {
   if (pipeline() != nullptr) end.buckets = pipeline()->delivered();
   if (deliver_ != nullptr) end.bytes = deliver_->bytes();
   end.refilled = refilled();
+  if (uploading_ != nullptr) end.helped_bytes = uploading_->helped_bytes();
   if (deliver_ != nullptr && served) deliver_->say(bucket::FinishedMessage{});
   if (deliver_ != nullptr && !served) deliver_->say(bucket::FailedMessage{served.error()});
   bool hung = false;

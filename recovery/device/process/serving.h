@@ -23,6 +23,10 @@ struct SessionOrder {
   const bucket::Pinner* pinner = nullptr;
   // Null outside rounds.
   Communicators* communicators = nullptr;
+  // Null: no device helps with the uploads.
+  DeviceLoans* loans = nullptr;
+  // Null: the device may be lent meanwhile.
+  std::unique_ptr<DeviceLoans::Use> use;
   AttachedContents attached;
   bucket::SegmentFetch::Segments segments;
   // To the worker.
@@ -52,6 +56,8 @@ struct SessionEnd {
   Duration elapsed{};
   // Buckets that did not match and were uploaded once more.
   std::uint64_t refilled = 0;
+  // Came over the links of other devices.
+  std::uint64_t helped_bytes = 0;
 };
 
 // The work of one session, from its contents to the last bucket: it waits for the orders of a

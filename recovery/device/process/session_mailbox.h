@@ -90,6 +90,8 @@ class Mailbox {
     });
   }
 
+  // Wakes the session without news.
+  void wake() const { bell_.ring(); }
   // Readable when there is news.
   int fd() const { return bell_.fd(); }
   // Returns the news since the last call. `stop`, `reads_over`, `ended` and `gone` stay set.

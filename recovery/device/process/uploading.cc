@@ -98,7 +98,8 @@ Result<void> Uploading::begin() {
   fetch_ = std::make_unique<bucket::SegmentFetch>(*plan_, means_.pinner, means_.segments,
                                                   means_.contents.tiles().tile_count());
   TRY_VOID(fetch_->mark_ready(means_.told.ready));
-  if (means_.told.complete) fetch_->mark_all_ready();
+  complete_ = means_.told.complete;
+  if (complete_) fetch_->mark_all_ready();
   means_.worker.bring([this](std::size_t index) { return parts_of(index); });
   if (means_.direct) {
     if (auto started = start_direct(); !started) {
@@ -148,26 +149,95 @@ Result<void> Uploading::leave_direct(std::string why) {
   if (direct_->reads.session_end()) return fail(*direct_->reads.session_end());
   for (const std::size_t bucket : direct_->fetch.first(given)) fetch_->leave_out(bucket);
   TRY_VOID(fetch_->mark_ready(means_.told.ready));
-  if (means_.told.complete) fetch_->mark_all_ready();
+  complete_ = means_.told.complete;
+  if (complete_) fetch_->mark_all_ready();
   auto alone = pipeline_->go_on_without_spread(plan_->size() - given, *fetch_,
                                                steady_now() + means_.times.drain);
   if (!alone) {
     return fail(ErrorCode::kInternal, "{} does not end what it verifies: {}", means_.device.name(),
                 alone.error().message());
   }
-  refilled_directly_ = direct_->verify->refilled();
+  refilled_before_ = direct_->verify->refilled();
+  handed_over_directly_ = given;
   direct_.reset();
   return means_.verify_upload ? start_verifying() : Result<void>();
 }
 
-std::uint64_t Uploading::refilled() const {
-  const std::uint64_t directly = direct_ ? direct_->verify->refilled() : refilled_directly_;
-  return directly + (verify_ != nullptr ? verify_->refilled() : 0);
+// Without a helper, the session uploads over its own link, as always.
+Result<void> Uploading::borrow_links() {
+  has_asked_for_links_ = true;
+  // Fewer buckets are queued already.
+  if (means_.loans == nullptr || plan_->size() <= means_.slots.count()) return {};
+  auto helped = std::make_unique<bucket::HelpedUpload>(means_.device, *plan_, *fetch_,
+                                                       means_.slots.bucket_bytes);
+  auto loans = means_.loans->borrow(means_.device.id(), [this] { means_.mailbox.wake(); });
+  for (auto& loan : loans) {
+    const std::string helper = loan->device().id();
+    auto added = helped->add(std::move(loan), means_.free_fraction);
+    if (!added) {
+      log::debug("device.no_helper", "session", means_.session, "helper", helper, "why",
+                 added.error().message());
+    }
+  }
+  if (helped->helpers() == 0) return {};
+  TRY_VOID(pipeline_->spread_with(helped->fetch(), helped->spread()));
+  helped_ = std::move(helped);
+  return {};
 }
 
-// A fault of the direct reads, also bytes that are wrong twice, ends only these.
+// A helper has failed. The buckets that the worker does not have come once more.
+Result<void> Uploading::leave_helpers() {
+  const TimePoint give_up = steady_now() + means_.times.drain;
+  const std::size_t given = pipeline_->handed_over();
+  auto ended = helped_->end(give_up);
+  if (ended) {
+    ended = pipeline_->go_on_without_spread(plan_->size() - given, *fetch_, give_up);
+  }
+  if (!ended) {
+    return fail(ErrorCode::kInternal, "the helpers of {} do not end what they copy: {}",
+                means_.device.name(), ended.error().message());
+  }
+  fetch_->give_again_after(given - handed_over_directly_);
+  helped_bytes_ = helped_->bytes();
+  helped_.reset();
+  if (verify_ == nullptr) return {};
+  refilled_before_ += verify_->refilled();
+  // It gives its memory on the device back before the next one asks for some.
+  verify_.reset();
+  return start_verifying();
+}
+
+// Their devices are free before the worker closes its buckets.
+Result<void> Uploading::end_helpers() {
+  if (helped_bytes() > 0) {
+    log::info("device.helped", "session", means_.session, "device", means_.device.id(), "bytes",
+              helped_bytes(), "of", means_.worker.bytes());
+  }
+  return helped_ != nullptr ? helped_->end(steady_now() + means_.times.drain) : Result<void>();
+}
+
+Result<void> Uploading::drain(TimePoint deadline) {
+  if (helped_ != nullptr) TRY_VOID(helped_->end(deadline));
+  return pipeline_ != nullptr ? pipeline_->drain(deadline) : Result<void>();
+}
+
+std::uint64_t Uploading::refilled() const {
+  const std::uint64_t before = direct_ ? direct_->verify->refilled() : refilled_before_;
+  return before + (verify_ != nullptr ? verify_->refilled() : 0);
+}
+
+// A fault of the direct reads, also bytes that are wrong twice, ends only these. So does a fault of
+// a helper.
 Result<bucket::Pipeline::State> Uploading::step(TimePoint now) {
-  auto state = pipeline_->step(now);
+  auto given_back = helped_ != nullptr ? helped_->give_back() : Result<void>();
+  auto state = given_back ? pipeline_->step(now)
+                          : Result<bucket::Pipeline::State>(fail(std::move(given_back).error()));
+  if (!state && helped_ != nullptr && helped_->broken()) {
+    log::warn("device.helper_left", "session", means_.session, "device", means_.device.id(),
+              "delivered", pipeline_->handed_over(), "why", state.error().message());
+    TRY_VOID(leave_helpers());
+    return pipeline_->step(steady_now());
+  }
   if (!direct_) return state;
   direct_->reads.note_verified(pipeline_->handed_over());
   if (!state) {
@@ -205,6 +275,7 @@ Result<void> Uploading::hear() {
   if (news.spread) means_.say(refused(*news.spread, "the session uploads by itself already"));
   if (news.ended) return fail(std::move(*news.ended));
   TRY_VOID(fetch_->mark_ready(news.ready));
+  complete_ = complete_ || news.complete;
   if (news.complete) fetch_->mark_all_ready();
   return {};
 }
@@ -218,7 +289,9 @@ Result<void> Uploading::deliver_all() {
     if (!began_ && (means_.worker.bytes() > 0 || pipeline_->awaits_hand_over())) began_ = now;
     note_change(now);
     TRY_VOID(means_.worker.send(now));
-    if (state == bucket::Pipeline::State::kDone) return {};
+    if (state == bucket::Pipeline::State::kDone) return end_helpers();
+    // The own link has work by now.
+    if (complete_ && !direct_ && !has_asked_for_links_) TRY_VOID(borrow_links());
     wait(state, now);
   }
 }

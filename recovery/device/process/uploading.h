@@ -11,10 +11,12 @@
 
 #include "recovery/device/device_order.h"
 #include "recovery/device/process/communicators.h"
+#include "recovery/device/process/device_loans.h"
 #include "recovery/device/process/session_mailbox.h"
 #include "recovery/device/process/worker_deliver.h"
 #include "src/bucket/bucket_verify.h"
 #include "src/bucket/direct_stages.h"
+#include "src/bucket/helped_upload.h"
 #include "src/bucket/segment_fetch.h"
 #include "src/bucket/slots.h"
 
@@ -94,6 +96,10 @@ struct SessionMeans {
   std::uint64_t session;
   // NICs may write to the slots.
   bool direct;
+  // Null: no device helps with the uploads. Outlives the work.
+  DeviceLoans* loans;
+  // Share of a device's free memory that may be taken.
+  double free_fraction;
 };
 
 // Reads of a session's buckets by the NICs of this host. The agent has them do it. The session's
@@ -132,8 +138,8 @@ class NicReads final : public bucket::SlotReader {
 };
 
 // A session's buckets from this host: NICs bring those that can be verified on the device alone, if
-// the session may be served directly; all others are uploads from the segments. The session's
-// thread only.
+// the session may be served directly; all others are uploads from the segments. When the host's
+// copy is complete, the links of idle devices help. The session's thread only.
 class Uploading {
  public:
   explicit Uploading(const SessionMeans& means) : means_(means) {}
@@ -150,6 +156,10 @@ class Uploading {
   std::optional<TimePoint> began() const { return began_; }
   // Buckets that did not match and came once more.
   std::uint64_t refilled() const;
+  // Queued over the links of other devices.
+  std::uint64_t helped_bytes() const { return helped_bytes_ + (helped_ ? helped_->bytes() : 0); }
+  // Waits until the devices have done the queued work.
+  Result<void> drain(TimePoint deadline);
 
  private:
   // A session's direct reads, from begin() on until they are over.
@@ -166,6 +176,9 @@ class Uploading {
   };
   Result<void> start_direct();
   Result<void> leave_direct(std::string why);
+  Result<void> borrow_links();
+  Result<void> leave_helpers();
+  Result<void> end_helpers();
   Result<bucket::Pipeline::State> step(TimePoint now);
   Result<void> start_verifying();
   Result<void> hear();
@@ -181,8 +194,17 @@ class Uploading {
   std::unique_ptr<bucket::UploadVerify> verify_;
   // Null: all buckets are uploads, from here on.
   std::unique_ptr<Direct> direct_;
-  // Set when direct_ is destroyed.
-  std::uint64_t refilled_directly_ = 0;
+  // By a Verify that is gone.
+  std::uint64_t refilled_before_ = 0;
+  // Buckets that the direct reads have handed over.
+  std::size_t handed_over_directly_ = 0;
+  // Every byte is in host memory.
+  bool complete_ = false;
+  bool has_asked_for_links_ = false;
+  // Null: the own link alone. The pipeline goes first.
+  std::unique_ptr<bucket::HelpedUpload> helped_;
+  // By a HelpedUpload that is gone.
+  std::uint64_t helped_bytes_ = 0;
   std::unique_ptr<bucket::Pipeline> pipeline_;
   std::optional<TimePoint> began_;
   // Of the pipeline, at its last step.
