@@ -85,6 +85,8 @@ class Session:
         self._listing: Listing | None = None
         self._files: dict[str, bytes] | None = None
         self._begun = False
+        # Set where the agent has taken the copy.
+        self._resident = False
         self._committed: list[Callable[[], None]] = []
         # These do not wait for the list of the tensors, so that a load begins to copy before.
         self._model, self._version = self._named()
@@ -125,6 +127,12 @@ class Session:
     def rung(self) -> str:
         """"resident", "local", "adopted", "peers" or "fallback": the lowest source so far."""
         return self._info().rung
+
+    @property
+    def resident(self) -> bool:
+        """Whether a successor of this worker can take its parameters over: they lie in memory that
+        outlives the process, and the agent has sealed them for this session."""
+        return self._resident and not self.closed
 
     @property
     def device_path(self) -> str:

@@ -50,7 +50,7 @@ def main():
 
     def answer(session):
         print(json.dumps({
-            "rung": session.rung, "version": session.version, "warned": warned,
+            "rung": session.rung, "kept": session.resident, "version": session.version, "warned": warned,
             "first": model.first.weight[3, :4].tolist(), "scale": model.scale.tolist(),
             "sum": sum(float(value.cpu().double().sum()) for value in model.state_dict().values()),
             "tied": model.tied is model.norm, "at": model.first.weight.data_ptr(),

@@ -39,7 +39,8 @@ class DefaultModelLoader:
         self.load_config = load_config
 
     def load_model(self, *, model_config, device_config):
-        model = DefaultModelLoader.makes()
+        with torch.device(device_config.device):
+            model = DefaultModelLoader.makes()
         self.load_weights_and_postprocess(
             model, self._get_all_weights(model_config, model), torch.device(device_config.device))
         return model.eval()
@@ -96,8 +97,13 @@ class Registry:
 
 @pytest.fixture(autouse=True)
 def sglang(monkeypatch):
+    return install(monkeypatch)
+
+
+def install(monkeypatch):
+    """Puts the stand-in in SGLang's place."""
     choices = ["auto"]
-    server = types.SimpleNamespace(model_path="m", model_loader_extra_config=None)
+    server = types.SimpleNamespace(model_path="m", model_loader_extra_config=None, arguments={})
     parallel = types.SimpleNamespace(pp_size=1, dp_rank=None, attn_dp_size=1)
     experts = types.SimpleNamespace(is_ep_joiner=False, enable_elastic_expert_backup=False,
                                     elastic_ep_backend=None)
@@ -115,12 +121,14 @@ def sglang(monkeypatch):
                                        "get_tp_group": lambda: world.tensor_parallel},
         "runtime_context": {"get_model": lambda: server, "get_parallel": lambda: parallel,
                             "get_exec": lambda: types.SimpleNamespace(moe=experts),
-                            "get_spec": lambda: speculation}}
+                            "get_spec": lambda: speculation,
+                            "get_context": lambda: types.SimpleNamespace(
+                                resolved_server_args_dict=lambda: server.arguments)}}
     for name, contents in parts.items():
         module = types.ModuleType(f"sglang.srt.{name}")
         vars(module).update(contents)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    for ours in ("loader", "updating", "hooks", "filling", "ranks"):
+    for ours in ("loader", "updating", "hooks", "filling", "ranks", "resident"):
         monkeypatch.delitem(sys.modules, f"rekindle.sglang.{ours}", raising=False)
         monkeypatch.delattr(f"rekindle.sglang.{ours}", raising=False)
     monkeypatch.setattr("rekindle.sglang.versions.installed", lambda package: "0.5.23")

@@ -23,7 +23,7 @@ def test_options_are_what_the_user_says_and_defaults():
     ({"modle": "x"}, "'modle'"), ({"model": 3}, "model"), ({"record": "yes"}, "record"),
     ({"attach_timeout": 0}, "attach_timeout"), ({"fallback": "dummy"}, "fallback"),
     ({"generation": -1}, "generation"), ({"version": True}, "version"), ([], "object"),
-    ({"allow_unwritten": "bias"}, "allow_unwritten")])
+    ({"allow_unwritten": "bias"}, "allow_unwritten"), ({"resident": "yes"}, "resident")])
 def test_a_wrong_option_is_refused_by_name(config, named):
     with pytest.raises(rk.InvalidError, match=named):
         Options.parse(config)

@@ -118,6 +118,7 @@ def test_a_successor_gets_the_tensors_of_a_worker_that_was_killed(fleet, meta):
         assert (copy["id"], copy["device"], copy["users"]) == ("m@1", DEVICE, 1)
     with Worker(fleet, instance="i", meta=meta) as second:
         check(second.ready, rung="resident")
+        assert first.ready["kept"] and second.ready["kept"]
         second.kill()
         # It has died too soon to trust what it got.
         assert eventually(lambda: not residents(fleet))
@@ -498,6 +499,7 @@ def test_copies_of_workers_that_do_not_come_back_expire(memory_directory):
 def test_an_agent_that_keeps_none_says_so(memory_directory):
     with fleet_with(memory_directory / "none", "--resident-ttl", "0s") as running, Worker(running) as first:
         assert any("--resident-ttl 0" in line for line in first.ready["warned"])
+        assert not first.ready["kept"]
         assert first.ready["sum"] == total(1)
 
 

@@ -292,7 +292,7 @@ class _Prepared:
 def _prepared(model: torch.nn.Module, load: Load, options: Options, place: Place,
               loaders: list[Any] | None, update: Update | None) -> _Prepared:
     device = device_of(model, options)
-    contents = _contents(options)
+    contents = read_contents(options)
     options = _pinned(options, contents.version)
     fit = _fit(model, contents, options, update is not None, update.before if update else None)
     fitted = _fitted(load, fit, place, loaders, options.record)
@@ -325,7 +325,7 @@ def wanted_again(model: torch.nn.Module, load: Load, options: Options, place: Pl
     if now is not None and now.options.name != options.name:
         now = None
     device = now.device if now is not None else device_of(model, options)
-    contents = _contents(options)
+    contents = read_contents(options)
     options = _pinned(options, contents.version)
     if now is not None and now.contents.same_as(contents):
         boxes, names = now.boxes, now.names
@@ -429,7 +429,8 @@ def _catalog(options: Options) -> Catalog:
                    agent=options.agent, timeout=options.attach_timeout)
 
 
-def _contents(options: Options) -> Contents:
+def read_contents(options: Options) -> Contents:
+    """Returns the contents of the version of these options. Raises what `attach` raises."""
     found = _catalog(options)
     return contents_of(found)
 

@@ -46,6 +46,8 @@ class Options:
     allow_unwritten: tuple[str, ...] = ()
     # Regular expressions of tensors that an update may bring although no parameter reads them.
     allow_unread: tuple[str, ...] = ()
+    # True: the model lies in memory that outlives the worker, and its successor takes it over.
+    resident: bool = False
 
     @classmethod
     def parse(cls, config: Any) -> "Options":
@@ -101,7 +103,7 @@ def _checked(key: str, value: Any) -> Any:
     if key in _SECONDS:
         valid = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
         kind = "a positive number of seconds"
-    elif key == "record":
+    elif key in ("record", "resident"):
         valid, kind = isinstance(value, bool), "true or false"
     elif key == "staging":
         valid, kind = value in MODES, f"one of {', '.join(MODES)}"

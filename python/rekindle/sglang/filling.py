@@ -54,6 +54,11 @@ TARGET = Part("target")
 _parts: WeakKeyDictionary[torch.nn.Module, Part] = WeakKeyDictionary()
 
 
+def remember_target(model: torch.nn.Module) -> None:
+    """For a target that `start` has not filled."""
+    _parts[model] = TARGET
+
+
 def part_of(model: torch.nn.Module) -> Part:
     """Returns the part of a model that is to be updated. SGLang updates its target first.
 

@@ -20,10 +20,11 @@ from .._engines.loading import (
     ALONE, attached, every_held, held, is_about_weights, let_go)
 from .._engines.options import Options
 from .._engines.reading import whole_tensors
+from .._engines.resident import note, note_nothing, seal_again
 from ..boxes import Box
 from ..cataloging import catalog
 from ..errors import InvalidError
-from . import filling, recovery
+from . import filling, recovery, resident
 from .ranks import check_backup
 
 logger = logging.getLogger("rekindle")
@@ -48,6 +49,7 @@ class RekindleModelLoader(DefaultModelLoader):
         # For an update, SGLang makes a loader without options. It takes those of the server.
         given = load_config.model_loader_extra_config or get_model().model_loader_extra_config
         self.options = Options.parse(_parsed(given))
+        self._resident: resident.Start | None = None
         # The newest version, after the first request for it.
         self._newest: Options | None = None
         # Maps each role to the options before an update, for going back.
@@ -60,7 +62,17 @@ class RekindleModelLoader(DefaultModelLoader):
         check_backup()
         if getattr(model_config, "modelopt_quant", None):
             raise InvalidError("ModelOpt makes its model from files: load format rekindle cannot")
-        return super().load_model(model_config=model_config, device_config=device_config)
+        def load(start: resident.Start | None) -> torch.nn.Module:
+            self._resident = start
+            try:
+                return super(RekindleModelLoader, self).load_model(
+                    model_config=model_config, device_config=device_config)
+            finally:
+                self._resident = None
+
+        if not self.options.resident or getattr(model_config, "is_draft_model", False):
+            return load(None)
+        return resident.load_model(self, self.options, model_config, device_config, load)
 
     def _get_all_weights(self, model_config: Any, model: torch.nn.Module) -> Any:
         return _Weights(model_config)
@@ -87,12 +99,25 @@ class RekindleModelLoader(DefaultModelLoader):
         def load(pairs: Any) -> None:
             DefaultModelLoader.load_weights_only(model, pairs, target_device)
 
+        if self._resident is not None and self._resident.begins(model):
+            return
         if weights.options is None:
             self._start(model, weights.model_config, load, target_device)
         else:
             options = self._back(model, weights.options) if weights.back else (
                 filling.as_others(weights.options, filling.part_of(model)))
-            filling.update(model, options, load)
+            is_target = filling.part_of(model).is_target
+            if is_target:
+                note("target")
+            try:
+                filling.update(model, options, load)
+            except BaseException:
+                note_nothing("target")
+                raise
+            DefaultModelLoader.postprocess_weights(model, target_device)
+            if is_target:
+                seal_again("target")
+            return
         DefaultModelLoader.postprocess_weights(model, target_device)
 
     def _start(self, model: torch.nn.Module, model_config: Any, load: Any,

@@ -8,12 +8,15 @@ from sglang.srt.model_loader.loader import DefaultModelLoader
 
 from .._engines.loading import Load, held
 from .._engines.options import Options
+from .._engines.resident import forget
 from . import filling
 
 
 def update_to(model: torch.nn.Module, name: str, version: str) -> None:
     """Loads a version into the target, or into a draft. A draft with another checkpoint than the
     target keeps the model that its options name."""
+    # SGLang post-processes later, and does not say when that is done.
+    forget("target")
     filling.update(model, _options(model, name, version), _load(model))
 
 

@@ -91,6 +91,12 @@ def load(model: nn.Module, name: str | None = None, version: str | int | None = 
     return session
 
 
+def tensors_of(model: nn.Module) -> Catalog:
+    """Returns the tensors of the version that fills the module; none if that is not known."""
+    contents = _filled.get(model)
+    return {} if contents is None else contents.tensors
+
+
 def _remember(model: nn.Module, session: sessions.Session, options: Mapping[str, Any]) -> None:
     where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
     with contextlib.suppress(Error):

@@ -36,6 +36,12 @@ _FORMAT = 1
 _BYTES = ("shard", "spec", "bucket_bytes", "fallback_dir", "staged")
 
 
+# Tensors with their names, by their ids.
+Tensors = Mapping[int, "tuple[torch.Tensor, list[Any]]"]
+# Whether the model itself writes to a tensor with these names while it serves.
+Changing = Callable[[Sequence[Any]], bool]
+
+
 class Kept(NamedTuple):
     """The blocks of a module."""
 
@@ -95,6 +101,7 @@ def take(model: torch.nn.Module, name: str | None, version: str | int | None, ke
         session.close()
         raise
     _kept[model] = Kept(key, description, blocks, shared)
+    session._resident = True
     return session
 
 
@@ -106,12 +113,12 @@ def leave(model: torch.nn.Module, session: sessions.Session) -> None:
     if session._device is not None:
         changing = {name for entry in json.loads(kept.description)["tensors"]
                     if entry.get("changes") for name in entry["names"]}
-        _kept[model] = _move(model, session, kept.key, True,
-                             lambda names: not changing.isdisjoint(names))
+        _kept[model] = _moved_to_blocks(model, session, kept.key, True,
+                                        lambda names: not changing.isdisjoint(names))
         return
     # The session loads from host memory. Nothing is kept then.
     del _kept[model]
-    for members in _storages(model).values():
+    for members in _storages(_tensors(model)).values():
         storage = members[0][0].untyped_storage().clone()
         for value, _ in members:
             value.data = torch.empty(0, dtype=value.dtype, device=value.device).set_(
@@ -125,7 +132,7 @@ def place(model: torch.nn.Module, session: sessions.Session, key: str, shared: b
     if is_kept(model):
         return
     try:
-        _kept[model] = _move(model, session, key, shared, _changing(changes))
+        _kept[model] = _moved_to_blocks(model, session, key, shared, _changing(changes))
     except (InvalidError, UnavailableError, ExhaustedError) as why:
         warnings.warn(f"the parameters of {session.model}@{session.version} are not resident: {why}",
                       stacklevel=3)
@@ -151,7 +158,8 @@ def seal(model: torch.nn.Module, session: sessions.Session,
         for block in kept.blocks if kept.shared else ():
             block.set_read_only(True)
         _resident.seal(session._native, kept.key, kept.description, kept.blocks, _SEAL_TIMEOUT_S,
-                       _parts(kept.description, catalog))
+                       parts_of(json.loads(kept.description)["tensors"], catalog))
+        session._resident = True
     except Exception as why:
         warnings.warn(f"the parameters of {session.model}@{session.version} are not resident: {why}",
                       stacklevel=2)
@@ -159,14 +167,15 @@ def seal(model: torch.nn.Module, session: sessions.Session,
 
 # --- parameters and blocks
 
-def _changing(patterns: Sequence[str]) -> Callable[[Sequence[str]], bool]:
-    """Returns whether a tensor of these names is one to which the model writes."""
+def _changing(patterns: Sequence[str]) -> Changing:
     compiled = [re.compile(pattern) for pattern in patterns]
     return lambda names: any(pattern.fullmatch(name) for pattern in compiled for name in names)
 
 
-def _parts(description: bytes, catalog: Mapping[str, TensorMeta]) -> list[_resident.Part]:
-    return [_part(entry, catalog) for entry in json.loads(description)["tensors"]]
+def parts_of(described: Sequence[Mapping[str, Any]],
+             catalog: Mapping[str, TensorMeta]) -> list[_resident.Part]:
+    """Names the tensors of a copy for the agent. `catalog`: the tensors of the version."""
+    return [_part(entry, catalog) for entry in described]
 
 
 def _part(entry: Mapping[str, Any], catalog: Mapping[str, TensorMeta]) -> _resident.Part:
@@ -215,34 +224,42 @@ def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _tensors(model: torch.nn.Module) -> dict[int, tuple[torch.Tensor, list[str]]]:
+def _tensors(model: torch.nn.Module) -> Tensors:
     """Each tensor once, with its names, by its id."""
-    found: dict[int, tuple[torch.Tensor, list[str]]] = {}
+    found: dict[int, tuple[torch.Tensor, list[Any]]] = {}
     for name, value in _named(model):
         found.setdefault(id(value), (value, []))[1].append(name)
     return found
 
 
-def _storages(model: torch.nn.Module) -> dict[int, list[tuple[torch.Tensor, list[str]]]]:
+def _storages(tensors: Tensors) -> dict[int, list[tuple[torch.Tensor, list[Any]]]]:
     """The tensors of each storage, by its address."""
-    storages: dict[int, list[tuple[torch.Tensor, list[str]]]] = {}
-    for value, names in _tensors(model).values():
+    storages: dict[int, list[tuple[torch.Tensor, list[Any]]]] = {}
+    for value, names in tensors.values():
         storages.setdefault(value.untyped_storage().data_ptr(), []).append((value, names))
     return storages
 
 
-def _move(model: torch.nn.Module, session: sessions.Session, key: str, shared: bool,
-          changing: Callable[[Sequence[str]], bool]) -> Kept:
+def _moved_to_blocks(model: torch.nn.Module, session: sessions.Session, key: str, shared: bool,
+                     changing: Changing) -> Kept:
+    described, blocks = move(_tensors(model), session, changing)
+    return Kept(key, json.dumps({"format": _FORMAT, "tensors": described}).encode(), blocks, shared)
+
+
+def move(tensors: Tensors, session: sessions.Session,
+         changing: Changing) -> tuple[list[dict[str, Any]], list[_resident.Block]]:
+    """Moves tensors to blocks of the session's device. Returns where each one lies, and the blocks.
+    InvalidError: one is elsewhere. ExhaustedError, UnavailableError."""
     device = session._device
     if device is None:
         raise InvalidError("they are in host memory; load them with device=")
     place_of = torch.empty(0, device=device.torch_name).device
-    for value, names in _tensors(model).values():
+    for value, names in tensors.values():
         if value.device != place_of or value.layout != torch.strided:
             raise InvalidError(f"{names[0]} is {value.layout} on {value.device}, and not a plain "
                                f"tensor on {place_of}")
     # Tensors that change lie in blocks of their own: a MiB with bytes of them is not compared.
-    groups = sorted(_storages(model).values(),
+    groups = sorted(_storages(tensors).values(),
                     key=lambda group: any(changing(names) for _, names in group))
     apart = sum(not any(changing(names) for _, names in group) for group in groups)
     sizes = [_aligned(group[0][0].untyped_storage().nbytes()) for group in groups]
@@ -265,7 +282,7 @@ def _move(model: torch.nn.Module, session: sessions.Session, key: str, shared: b
             device.synchronize()
     for entry in described:
         entry["changes"] = changing(entry["names"])
-    return Kept(key, json.dumps({"format": _FORMAT, "tensors": described}).encode(), blocks, shared)
+    return described, blocks
 
 
 def _shares(sizes: list[int], apart: int) -> Iterator[list[int]]:
@@ -285,7 +302,7 @@ def _shares(sizes: list[int], apart: int) -> Iterator[list[int]]:
 
 
 def _fill(block: _resident.Block, number: int, at: int,
-          group: list[tuple[torch.Tensor, list[str]]]) -> list[dict[str, Any]]:
+          group: list[tuple[torch.Tensor, list[Any]]]) -> list[dict[str, Any]]:
     """Copies a storage to a place in a block, and binds its tensors to that place."""
     storage = group[0][0].untyped_storage()
     raw = block.bytes
@@ -298,11 +315,11 @@ def _fill(block: _resident.Block, number: int, at: int,
                  "stride": list(value.stride()), "block": number,
                  "at": at + value.storage_offset() * value.element_size()}
         described.append(entry)
-        value.data = _view(block, entry)
+        value.data = view(block, entry)
     return described
 
 
-def _view(block: _resident.Block, entry: Mapping[str, Any]) -> torch.Tensor:
+def view(block: _resident.Block, entry: Mapping[str, Any]) -> torch.Tensor:
     dtype: torch.dtype = getattr(torch, str(entry["dtype"]).removeprefix("torch."))
     shape, stride, at = entry["shape"], entry["stride"], int(entry["at"])
     elements = _elements(shape, stride)
@@ -318,8 +335,8 @@ def _view(block: _resident.Block, entry: Mapping[str, Any]) -> torch.Tensor:
 def _adopt(model: torch.nn.Module, description: bytes, blocks: list[_resident.Block]) -> None:
     try:
         entries = json.loads(description)["tensors"]
-        views = {name: view for entry in entries
-                 for view in [_view(blocks[entry["block"]], entry)] for name in entry["names"]}
+        views = {name: found for entry in entries
+                 for found in [view(blocks[entry["block"]], entry)] for name in entry["names"]}
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as why:
         raise InvalidError(f"its description is malformed: {why}") from None
     names = dict(_named(model))

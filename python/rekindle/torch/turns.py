@@ -24,7 +24,7 @@ from ..errors import (
 from ..orders import Order
 from . import memory
 from . import resident as residents
-from .modules import _Declared, _declare
+from .modules import _Declared, _declare, tensors_of
 
 Built = Union[torch.nn.Module, Callable[[], torch.nn.Module]]
 _SEAL_TIMEOUT_S = 120.0
@@ -171,6 +171,9 @@ class Models:
 
     def _obey(self, order: Order, drain: Callable[[], Any] | None) -> None:
         try:
+            if order.kind == "mend":
+                # An error means that the parameters stay wrong: nothing may compute with them.
+                return self._mend(order)
             if order.kind != "serve" or order.model is None:
                 raise UnavailableError(f"this worker knows no order of the kind '{order.kind}'")
             name, _, version = order.model.partition("@")
@@ -181,12 +184,20 @@ class Models:
         except Exception as why:
             with contextlib.suppress(Error):
                 order.fail(why)
-            if self._serving is None:
+            if self._serving is None or order.kind == "mend":
                 raise
             return
         # The agent may have gone meanwhile. The model serves nevertheless.
         with contextlib.suppress(Error):
             order.done(self._phases)
+
+    def _mend(self, order: Order) -> None:
+        session = self._require().session
+        if session._device is not None:
+            session._device.synchronize()
+        session.mend()
+        with contextlib.suppress(Error):
+            order.done({})
 
     def _change(self, name: str, version: str | int | None) -> None:
         """All ranks of an instance end in the same generation: the next one if all of them have the
@@ -366,11 +377,17 @@ class Models:
         self._sealed = session
         if session._device is not None:
             session._device.synchronize()
-        tensors = [{"names": place.names, "at": place.at} for place in self._places[serving.name]]
+        places = self._places[serving.name]
+        tensors = [{"names": place.names, "at": place.at} for place in places]
+        parts = residents.parts_of(
+            [{"names": place.names, "at": place.at, "block": 0, "dtype": str(place.value.dtype),
+              "shape": list(place.value.shape), "stride": list(place.value.stride())}
+             for place in places],
+            tensors_of(self._modules[serving.name]))
         try:
             _resident.seal(session._native, self._key(serving.name),
                            json.dumps({"tensors": tensors}).encode(), [self._block],
-                           _SEAL_TIMEOUT_S)
+                           _SEAL_TIMEOUT_S, parts)
         except Error as why:
             warnings.warn(f"the parameters of {serving.name}@{serving.version} are not resident: "
                           f"{why}", stacklevel=3)

@@ -27,8 +27,11 @@ def register() -> None:
         logging.getLogger("rekindle").error("load format rekindle is not there: %s", why)
         return
     from .loader import register_loader
+    from .resident import count_memory
     from .transfer import register_transfer
     from .waiting import wait_in_standby
     register_loader()
     register_transfer()
+    count_memory()
+    # A standby waits before its memory is counted.
     wait_in_standby()

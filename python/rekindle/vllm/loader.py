@@ -6,7 +6,7 @@ layout, quantization and backend works that works with safetensors files.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from .._engines.loading import (
 from .._engines.options import Options
 from .._engines.reading import whole_tensors
 from ..errors import InvalidError, NotFoundError
-from . import versions
+from . import resident, versions
 from .layout import load_layout
 from .placing import place_of, ranks_of, role_of
 
@@ -38,6 +38,28 @@ class RekindleModelLoader(BaseModelLoader):
     def __init__(self, load_config: Any) -> None:
         super().__init__(load_config)
         self.options = Options.parse(load_config.model_loader_extra_config)
+        # Called with the model before its load.
+        self._note: Callable[[torch.nn.Module], None] = lambda model: None
+
+    def get_external_weight_memory(self, vllm_config: Any) -> int:
+        """Returns how many bytes of the device's memory this worker's model has before its load."""
+        if not self.options.resident:
+            return 0
+        taken = resident.look(self._of, self.options, vllm_config, vllm_config.model_config).taken
+        return taken.size_bytes if taken is not None else 0
+
+    def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
+        """Takes over the resident copy of this worker; without one, makes, fills and post-processes
+        the model as vLLM does, and keeps it for a successor."""
+        def load(note: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
+            self._note = note
+            return super(RekindleModelLoader, self).load_model(
+                vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+
+        if not self.options.resident or role_of(model_config) != "target":
+            return load(self._note)
+        looked = resident.look(self._of, self.options, vllm_config, model_config)
+        return resident.load_model(self, looked, vllm_config, model_config, prefix, load)
 
     def download_model(self, model_config: Any) -> None:
         """Does nothing: the agent of this host has the weights, or pulls them."""
@@ -50,6 +72,7 @@ class RekindleModelLoader(BaseModelLoader):
         available, unless the model quantizes during the load and has begun to."""
         role = role_of(model_config)
         ranks = ranks_of(role)
+        self._note(model)
         online, begun = _loads_online(model), False
 
         def load(pairs: Pairs) -> Any:

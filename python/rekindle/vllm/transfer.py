@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from .._engines.loading import held
 from .._engines.options import Options
+from .._engines.resident import note, seal_again
 from ..errors import InvalidError
 from .reloading import abandon
 from .updating import bring
@@ -59,12 +60,15 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        if self.model is getattr(self, "_default_model", self.model):
+            note("target")
         initialize_layerwise_reload(self.model)
         self._updated = False
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
         finalize_layerwise_reload(self.model, self.model_config)
+        seal_again("target")
         if not self._updated:
             # An error here would leave vLLM inside the update.
             logger.warning("rekindle: the weight update ends and no version was loaded")

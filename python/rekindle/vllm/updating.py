@@ -12,6 +12,7 @@ from .._engines.loading import (
     Held, Next, Pairs, Ready, Update, Wanted, begin, finish, held, newer_version,
     of_one_generation, one_version, wanted_again)
 from .._engines.options import Options
+from .._engines.resident import note, note_nothing, seal_again
 from .._engines.staging import keep, take_staged
 from .._staging import Staging
 from ..errors import InvalidError, NotFoundError
@@ -34,7 +35,7 @@ def status() -> dict[str, Any]:
                 "device_path": session.device_path, "instance": now.place.instance or None,
                 "generation": now.place.generation, "tensors": len(now.names),
                 "recorded": now.boxes is not None, "bytes": session.bytes_total,
-                "torn": now.torn}
+                "torn": now.torn, "resident": session.resident}
     return found
 
 
@@ -57,6 +58,7 @@ def update(worker: Any, version: str | int, given: dict[str, Any] | None) -> dic
     with set_current_vllm_config(config):
         found = bring(config.parallel_config, worker.model_runner.get_model(), options,
                       _reloading(worker))
+        seal_again("target")
     return _said(found.session, begun)
 
 
@@ -81,6 +83,7 @@ def switch(worker: Any) -> dict[str, Any]:
         raise NotFoundError("no version is staged: call rekindle_stage before the pause")
     with set_current_vllm_config(worker.vllm_config):
         found = complete(following, "target")
+        seal_again("target")
     return {**_said(found.session, begun), "phases": following.staged.phases,
             "why_not": following.staged.reason}
 
@@ -132,9 +135,11 @@ def declare(parallel: Any, model: torch.nn.Module, options: Options,
 def complete(following: Next, role: str) -> Held:
     """The part of `bring` that writes."""
     now, update = held(role), Update(None)
+    note(role)
     try:
         return finish(following, role, ranks_of(role), update)
     except BaseException as why:
+        note_nothing(role)
         if now is not None and update.begun:
             now.torn = str(why) or type(why).__name__
         raise

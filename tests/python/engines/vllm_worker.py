@@ -36,6 +36,7 @@ else:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # noqa: E402
 
 import rekindle  # noqa: E402
+import rekindle._engines.resident  # noqa: E402
 import rekindle.vllm  # noqa: E402
 from rekindle._engines import loading  # noqa: E402
 from held_model import describe  # noqa: E402
@@ -142,6 +143,10 @@ def main():
         watch_and_break()
         said = {}
         try:
+            if "resident" in job:
+                said["resident"] = resident(config)
+                print("\n" + json.dumps(said), flush=True)
+                os._exit(0)  # as a crash: nothing detaches
             if "speculative" in job:
                 said["draft"] = draft(config)
                 print("\n" + json.dumps(said), flush=True)
@@ -164,6 +169,98 @@ def main():
         except Exception as why:
             said["error"] = [type(why).__name__, str(why)]
     print("\n" + json.dumps(said), flush=True)
+
+
+def resident(config):
+    """Loads by vLLM's steps, with post-processing, and says what a successor must have alike."""
+    import logging
+
+    from vllm.model_executor.layers import utils
+    from rekindle._engines import on_meta, postprocessing
+    from rekindle._engines.resident import _slots
+    on_meta.SMALLEST_BYTES = job["resident"].get("smallest", 256)
+    warned = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warned.append(record.getMessage())
+    logging.getLogger("rekindle").addHandler(handler)
+    def dispatch(layer, remove_weight=False):
+        if job["resident"].get("kernels"):
+            layer.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, weight, bias)
+
+    # vLLM's own needs kernels of its builds for CPUs.
+    utils.dispatch_cpu_unquantized_gemm = dispatch
+    if job["resident"].get("other"):
+        rekindle._engines.resident.FORMAT = 7
+    held = []
+    if job["resident"].get("lose"):
+        made = torch.nn.Module.__init__
+
+        def keeps(self, *args, **named):
+            made(self, *args, **named)
+            if not held:
+                held.append(torch.empty(4096))
+
+        torch.nn.Module.__init__ = keeps
+    from vllm.model_executor import utils as executor
+    rebuilds = hasattr(executor, "weights_already_processed")
+    counted = measured(config) if job["resident"].get("memory") else None
+    loader = get_model_loader(config.load_config)
+    model = loader.load_model(vllm_config=config, model_config=config.model_config)
+    if "version" in job["resident"]:
+        Worker(config, model).rekindle_update(job["resident"]["version"])
+    now = loading.held("target")
+    plain = {postprocessing.shown(at): str(value) for at, value in
+             postprocessing.noted(model).items() if postprocessing._encoded(value) is not None}
+    return {"rung": now.session.rung, "version": now.session.version, "warned": warned,
+            "kept": now.session.resident, "rebuilds": rebuilds,
+            "counted": counted,
+            "names": sorted(now.names),
+            "tensors": sorted(
+                        [*slot, type(value).__name__, str(value.dtype), list(value.shape),
+                         list(value.stride()), digest(value), sorted(
+                             key for key in vars(value) if key != "_rekindle_slot")]
+                        for slot, value in _slots(model)),
+            "plain": plain, "training": model.training}
+
+
+def measured(config):
+    """The free memory that vLLM's worker counts with, and what its loader says that a copy has: by
+    the worker's own steps, on a device of 1000 bytes more than it asks for."""
+    import types
+
+    from vllm.v1.worker import gpu_worker, worker_base
+    wanted = int(config.cache_config.gpu_memory_utilization * (64 << 30))
+    snapshot = types.SimpleNamespace(
+        total_memory=64 << 30, free_memory=wanted + 1000, cuda_memory=1 << 30,
+        non_torch_memory=1 << 30, device_=torch.device("cpu"), measure=lambda: None)
+
+    class Started:
+        vllm_config = config
+
+        def init_device(self):
+            loader = get_model_loader(config.load_config)
+            if hasattr(worker_base.WorkerWrapperBase, "rekindle_counts"):
+                # It has less than it asks for, without the memory of the copy.
+                snapshot.free_memory -= job["resident"]["memory"]
+                gpu_worker.request_memory(snapshot, config.cache_config)
+                self.said = wanted + 1000 - job["resident"]["memory"], snapshot.free_memory, (
+                    loader.get_external_weight_memory(config))
+            else:
+                size = loader.get_external_weight_memory(config)
+                self.said = 0, size, size
+
+    wrapper = object.__new__(worker_base.WorkerWrapperBase)
+    wrapper.vllm_config, wrapper.worker = config, Started()
+    wrapper._worker_extension_cls = None
+    wrapper.init_device()
+    before, after, size = wrapper.worker.said
+    return {"more": after - before, "size": size}
+
+
+def digest(value):
+    import hashlib
+    data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(data.tobytes()).hexdigest()
 
 
 def update(config, model):

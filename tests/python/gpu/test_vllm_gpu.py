@@ -248,6 +248,56 @@ def test_it_generates_the_same_is_updated_and_comes_back(fleet, checkpoints, env
     engine.end()
 
 
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_a_successor_takes_the_model_over_from_memory_of_the_gpu(
+        fleet, checkpoints, environment, ranks, more, outputs, quantization):
+    """Also after an update in place. It has the same memory for its caches as the first one."""
+    name = f"kept-{ranks}-{quantization or 'bf16'}"
+    more = {**more, **({"quantization": quantization} if quantization else {})}
+
+    def start(version):
+        engine = Engine(environment, path=str(checkpoints[1]), load_format="rekindle", more=more,
+                        options={"model": "llama", "version": version, "instance": name,
+                                 "agent": str(fleet.store("a")), "resident": True})
+        said = engine.says()
+        targets = [one["target"] for one in said["status"]]
+        print(f"{name}: {[(one['rung'], one['resident']) for one in targets]}, "
+              f"{said['kv_blocks']} blocks for caches")
+        assert all(one["version"] == (2 if version == "latest" else version) for one in targets)
+        return engine, targets, said["kv_blocks"]
+
+    def check(targets, blocks, first_blocks):
+        if quantization is None or kept:
+            assert [one["rung"] for one in targets] == ["resident"] * ranks, targets
+            assert all(one["resident"] for one in targets), targets
+        assert abs(blocks - first_blocks) < 0.01 * first_blocks
+
+    engine, targets, first_blocks = start(1)
+    kept = all(one["resident"] for one in targets)
+    assert kept or quantization, "the model is not resident: the log of the engine says why"
+    expected = engine.ask("generate")["outputs"]
+    assert quantization or expected == outputs[1]
+    engine.kill()
+
+    engine, targets, blocks = start(1)
+    check(targets, blocks, first_blocks)
+    assert engine.ask("generate")["outputs"] == expected
+    updated = engine.ask("rekindle_update", 2)
+    assert "error" not in updated, updated
+    assert engine.ask("forget") == {"forgotten": True}
+    expected = engine.ask("generate")["outputs"]
+    assert quantization or expected == outputs[2]
+    kept = all(one["target"]["resident"] for one in engine.ask("rekindle_status")["rekindle_status"])
+    assert kept or quantization, "the update has ended it: the log of the engine says why"
+    engine.kill()
+
+    engine, targets, blocks = start(2)
+    check(targets, blocks, first_blocks)
+    assert engine.ask("generate")["outputs"] == expected
+    engine.end()
+    fleet.run("release", "llama", "--store", fleet.store("a"))
+
+
 @pytest.fixture
 def serve(environment):
     started = []

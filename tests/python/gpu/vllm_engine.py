@@ -30,10 +30,11 @@ def main():
     say({"starts": vllm.__version__})
     llm = vllm.LLM(
         model=job["path"], skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16",
-        max_model_len=256, gpu_memory_utilization=0.2, seed=0, load_format=job["load_format"],
+        max_model_len=256, seed=0, load_format=job["load_format"],
         model_loader_extra_config=job.get("options", {}),
-        worker_extension_cls="rekindle.vllm.WorkerExtension", **job.get("more", {}))
-    say({"status": llm.collective_rpc("rekindle_status")})
+        worker_extension_cls="rekindle.vllm.WorkerExtension", **{"gpu_memory_utilization": 0.2, **job.get("more", {})})
+    say({"status": llm.collective_rpc("rekindle_status"),
+         "kv_blocks": llm.llm_engine.vllm_config.cache_config.num_gpu_blocks})
     for line in sys.stdin:
         order, *arguments = json.loads(line)
         try:
