@@ -137,8 +137,10 @@ class Device {
   virtual Result<DeviceMemory> memory() const = 0;
   // Aligned to at least 256 bytes. kExhausted.
   virtual Result<std::unique_ptr<Memory>> allocate(std::uint64_t bytes) = 0;
-  // The event may be shared.
+  // The event may be shared with other processes. Only streams of this device wait for it.
   virtual Result<std::unique_ptr<Event>> make_event() = 0;
+  // Streams of all devices of this process may wait for it.
+  virtual Result<std::unique_ptr<Event>> make_local_event() = 0;
   virtual Result<std::unique_ptr<Stream>> make_stream() = 0;
   // A CUstream or cudaStream_t that the caller keeps alive. Null: the default stream.
   virtual Result<std::unique_ptr<Stream>> borrow_stream(void* stream) = 0;

@@ -116,9 +116,10 @@ class DoubleDevice final : public Device {
   const std::string& name() const override { return name_; }
   Result<DeviceMemory> memory() const override { return budget_->state(); }
   Result<std::unique_ptr<Memory>> allocate(std::uint64_t bytes) override;
-  Result<std::unique_ptr<Event>> make_event() override;
+  Result<std::unique_ptr<Event>> make_event() override { return make_event_for(this); }
+  Result<std::unique_ptr<Event>> make_local_event() override { return make_event_for(nullptr); }
   Result<std::unique_ptr<Stream>> make_stream() override {
-    return make_double_stream(std::make_shared<DoubleQueue>());
+    return make_double_stream(std::make_shared<DoubleQueue>(), *this);
   }
   Result<std::unique_ptr<Stream>> borrow_stream(void* stream) override;
   Result<std::unique_ptr<Digests>> make_digests(std::size_t capacity) override {
@@ -153,6 +154,8 @@ class DoubleDevice final : public Device {
   }
 
  private:
+  // `only_for`: as in DoubleEvent.
+  Result<std::unique_ptr<Event>> make_event_for(const Device* only_for);
   // A new file of this device, as T.
   template <typename T>
   Result<std::unique_ptr<T>> make_memory(std::uint64_t bytes);
@@ -203,11 +206,11 @@ Result<std::unique_ptr<Block>> DoubleDevice::open_block(const UniqueFd& block, s
   return std::make_unique<DoubleBlock>(std::move(mapping), std::move(copy), nullptr);
 }
 
-Result<std::unique_ptr<Event>> DoubleDevice::make_event() {
+Result<std::unique_ptr<Event>> DoubleDevice::make_event_for(const Device* only_for) {
   TRY(UniqueFd fd, make_memfd(kDeviceFileName, sizeof(EventState)));
   TRY(auto mapping, Mapping::of(fd.get(), sizeof(EventState)));
   return std::make_unique<DoubleEvent>(std::make_shared<EventPage>(std::move(mapping)),
-                                       std::move(fd));
+                                       std::move(fd), only_for);
 }
 
 Result<std::unique_ptr<Stream>> DoubleDevice::borrow_stream(void* stream) {
@@ -217,7 +220,7 @@ Result<std::unique_ptr<Stream>> DoubleDevice::borrow_stream(void* stream) {
   const std::lock_guard lock(mutex_);
   auto queue = default_queue_.lock();
   if (queue == nullptr) default_queue_ = queue = std::make_shared<DoubleQueue>();
-  return make_double_stream(std::move(queue));
+  return make_double_stream(std::move(queue), *this);
 }
 
 Result<std::unique_ptr<Memory>> DoubleDevice::open_memory(const Handle& handle,
@@ -231,7 +234,8 @@ Result<std::unique_ptr<Memory>> DoubleDevice::open_memory(const Handle& handle,
 Result<std::unique_ptr<Event>> DoubleDevice::open_event(const Handle& handle) {
   TRY_VOID(check_handle(handle, kEventHandle, sizeof(EventState)));
   TRY(auto mapping, Mapping::of(handle.fd.get(), sizeof(EventState)));
-  return std::make_unique<DoubleEvent>(std::make_shared<EventPage>(std::move(mapping)), UniqueFd());
+  return std::make_unique<DoubleEvent>(std::make_shared<EventPage>(std::move(mapping)), UniqueFd(),
+                                       this);
 }
 
 }  // namespace

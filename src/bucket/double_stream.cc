@@ -76,7 +76,8 @@ void complete(EventState& state, std::uint64_t sequence) {
 
 class DoubleStream final : public Stream {
  public:
-  explicit DoubleStream(std::shared_ptr<DoubleQueue> queue) : queue_(std::move(queue)) {}
+  DoubleStream(std::shared_ptr<DoubleQueue> queue, const Device& device)
+      : queue_(std::move(queue)), device_(device) {}
   DoubleQueue& queue() { return *queue_; }
   ~DoubleStream() override { queue_->wait_empty(SteadyClock().now() + kDoubleDrainTime); }
 
@@ -126,8 +127,13 @@ class DoubleStream final : public Stream {
     });
     return {};
   }
+  // On a GPU, the driver may crash.
   Result<void> wait(Event& event) override {
-    auto page = static_cast<DoubleEvent&>(event).shared_page();
+    const auto& awaited = static_cast<DoubleEvent&>(event);
+    if (awaited.only_for() != nullptr && awaited.only_for() != &device_) {
+      return fail(ErrorCode::kInvalid, "a shareable event of another device than {}", device_.id());
+    }
+    auto page = awaited.shared_page();
     const std::uint64_t sequence = page->state().recorded.load();
     queue_->push([page = std::move(page), sequence](const auto& stop) {
       return wait_for(page->state(), sequence, stop);
@@ -141,6 +147,7 @@ class DoubleStream final : public Stream {
 
  private:
   const std::shared_ptr<DoubleQueue> queue_;
+  const Device& device_;
 };
 
 }  // namespace
@@ -228,8 +235,9 @@ void DoubleQueue::run() {
   }
 }
 
-std::unique_ptr<Stream> make_double_stream(std::shared_ptr<DoubleQueue> queue) {
-  return std::make_unique<DoubleStream>(std::move(queue));
+std::unique_ptr<Stream> make_double_stream(std::shared_ptr<DoubleQueue> queue,
+                                           const Device& device) {
+  return std::make_unique<DoubleStream>(std::move(queue), device);
 }
 
 Result<void> push_work(Stream& stream, DoubleQueue::Work work) {

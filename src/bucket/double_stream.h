@@ -62,17 +62,20 @@ class EventPage {
 
 class DoubleEvent final : public Event {
  public:
-  DoubleEvent(std::shared_ptr<EventPage> page, UniqueFd fd)
-      : page_(std::move(page)), fd_(std::move(fd)) {}
+  // `only_for`: the device whose streams may wait for it. Null: all devices'.
+  DoubleEvent(std::shared_ptr<EventPage> page, UniqueFd fd, const Device* only_for)
+      : page_(std::move(page)), fd_(std::move(fd)), only_for_(only_for) {}
   const EventPage& page() const { return *page_; }
   const std::shared_ptr<EventPage>& shared_page() const { return page_; }
   // Empty if the event was opened from a handle.
   const UniqueFd& fd() const { return fd_; }
+  const Device* only_for() const { return only_for_; }
 
  private:
   // Shared, because queued work may outlive the event.
   const std::shared_ptr<EventPage> page_;
   const UniqueFd fd_;
+  const Device* const only_for_;
 };
 
 class DoubleDigests final : public Digests {
@@ -117,7 +120,8 @@ class DoubleQueue {
 };
 
 // All streams of a queue are one stream.
-std::unique_ptr<Stream> make_double_stream(std::shared_ptr<DoubleQueue> queue);
+std::unique_ptr<Stream> make_double_stream(std::shared_ptr<DoubleQueue> queue,
+                                           const Device& device);
 // Queues work on the stream. kInvalid: it is not a stream of a double.
 Result<void> push_work(Stream& stream, DoubleQueue::Work work);
 

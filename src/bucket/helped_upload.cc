@@ -68,8 +68,8 @@ Result<std::unique_ptr<Helper>> Helper::create(std::unique_ptr<Loan> loan, Devic
   DeviceAddress at = helper->staging_->address();
   for (Stage& stage : helper->stages_) {
     stage.at = std::exchange(at, at + staging_bytes);
-    TRY(stage.uploaded, device.make_event());
-    TRY(stage.copied, device.make_event());
+    TRY(stage.uploaded, device.make_local_event());
+    TRY(stage.copied, device.make_local_event());
   }
   TRY(helper->upload_stream_, device.make_stream());
   TRY(helper->copy_stream_, device.make_stream());

@@ -486,7 +486,8 @@ Result<void> Session::seal_resident(std::string key, std::string description,
                 "some blocks of a resident copy are for reading only: make that all of them, or "
                 "none");
   }
-  SealResidentRequest request{std::move(key), std::move(description), {}, std::move(tensors), shared};
+  SealResidentRequest request{
+      std::move(key), std::move(description), {}, std::move(tensors), shared};
   std::vector<UniqueFd> files;
   for (const WorkerBlock* const block : blocks) {
     request.block_bytes.push_back(block->block->bytes());

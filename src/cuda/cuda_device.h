@@ -20,6 +20,7 @@ class CudaDevice final : public bucket::Device {
   Result<bucket::DeviceMemory> memory() const override;
   Result<std::unique_ptr<bucket::Memory>> allocate(std::uint64_t bytes) override;
   Result<std::unique_ptr<bucket::Event>> make_event() override;
+  Result<std::unique_ptr<bucket::Event>> make_local_event() override;
   Result<std::unique_ptr<bucket::Stream>> make_stream() override;
   Result<std::unique_ptr<bucket::Stream>> borrow_stream(void* stream) override;
   Result<std::unique_ptr<bucket::Digests>> make_digests(std::size_t capacity) override;
@@ -47,6 +48,8 @@ class CudaDevice final : public bucket::Device {
   int attribute(CUdevice_attribute which) const;
   // Null: the driver cannot compile it.
   std::shared_ptr<const DigestKernel> digest_kernel();
+  // `kind`: CU_EVENT_DEFAULT or CU_EVENT_INTERPROCESS.
+  Result<std::unique_ptr<bucket::Event>> make_event(unsigned kind);
   Result<void> check_shareable() const;
   Result<void> check_has_blocks() const;
   Error error(CUresult result, std::string_view what) const;

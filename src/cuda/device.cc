@@ -212,8 +212,17 @@ Result<std::unique_ptr<bucket::Memory>> CudaDevice::allocate(std::uint64_t bytes
 }
 
 Result<std::unique_ptr<bucket::Event>> CudaDevice::make_event() {
-  unsigned flags = CU_EVENT_DISABLE_TIMING;
-  if (summary_.not_shareable.empty()) flags |= CU_EVENT_INTERPROCESS;
+  const bool shareable = summary_.not_shareable.empty();
+  return make_event(shareable ? CU_EVENT_INTERPROCESS : CU_EVENT_DEFAULT);
+}
+
+// A driver of version 580 crashes where a stream of another device waits for a shareable event.
+Result<std::unique_ptr<bucket::Event>> CudaDevice::make_local_event() {
+  return make_event(CU_EVENT_DEFAULT);
+}
+
+Result<std::unique_ptr<bucket::Event>> CudaDevice::make_event(unsigned kind) {
+  const unsigned flags = CU_EVENT_DISABLE_TIMING | kind;
   CUevent event = nullptr;
   const CUresult result = context_->run([&] { return api().event_create(&event, flags); });
   if (result != CUDA_SUCCESS) return fail(error(result, "make an event"));

@@ -15,6 +15,7 @@ class ForwardingDevice : public Device {
     return device_.allocate(bytes);
   }
   Result<std::unique_ptr<Event>> make_event() override { return device_.make_event(); }
+  Result<std::unique_ptr<Event>> make_local_event() override { return device_.make_local_event(); }
   Result<std::unique_ptr<Stream>> make_stream() override { return device_.make_stream(); }
   Result<std::unique_ptr<Stream>> borrow_stream(void* stream) override {
     return device_.borrow_stream(stream);

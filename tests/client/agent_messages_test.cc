@@ -95,9 +95,10 @@ TEST(AgentMessages, RequestsAreReadByTheGeneratedCode) {
   EXPECT_TRUE(parsed({6, 1, 0}, PublishCommitRequest{}).has_publish_commit());
   EXPECT_TRUE(parsed({6, 1, 0}, PublishAbandonRequest{}).has_publish_abandon());
   const ResidentTensor tensor{"w", 1, std::uint64_t{1} << 32, 8, true, WantedBox{"v", {2}, {4}}};
-  const auto seal = parsed(
-      {6, 1, 0}, SealResidentRequest{
-                     "key", "places", {std::uint64_t{1} << 33, 7}, {tensor, ResidentTensor{}}, true});
+  const auto seal =
+      parsed({6, 1, 0},
+             SealResidentRequest{
+                 "key", "places", {std::uint64_t{1} << 33, 7}, {tensor, ResidentTensor{}}, true});
   ASSERT_EQ(seal.seal_resident().tensors_size(), 2);
   EXPECT_EQ(seal.seal_resident().tensors(0).name(), "w");
   EXPECT_EQ(seal.seal_resident().tensors(0).block(), 1u);
