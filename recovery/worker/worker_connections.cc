@@ -168,8 +168,9 @@ void WorkerConnections::on_frame(const ClientPtr& client, proto::WorkerFrame fra
 }
 
 bool WorkerConnections::has(pid_t pid) const {
-  return std::ranges::any_of(clients_,
-                             [pid](const auto& client) { return static_cast<pid_t>(client.second->pid()) == pid; });
+  return std::ranges::any_of(clients_, [pid](const auto& client) {
+    return static_cast<pid_t>(client.second->pid()) == pid;
+  });
 }
 
 namespace {

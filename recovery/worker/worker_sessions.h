@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "proto/agent.pb.h"
-#include "recovery/worker/residents.h"
 #include "recovery/worker/order_desk.h"
+#include "recovery/worker/residents.h"
 #include "recovery/worker/session_serving.h"
 #include "recovery/worker/version_watch.h"
 #include "recovery/worker/worker_connections.h"
