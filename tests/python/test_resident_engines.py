@@ -134,10 +134,18 @@ def test_what_changed_while_it_served_is_as_after_the_load(fleet):
     alike(first, crashed(fleet, "quantized"))
 
 
-def test_a_weight_that_changed_is_not_handed_over(fleet):
+def test_a_weight_that_changed_is_mended(fleet):
+    """Post-processing left it as it was published."""
     with Worker(fleet) as worker:
         worker.tell("scribble")
-    assert crashed(fleet)["rung"] == "local"
+    alike(worker.ready, crashed(fleet))
+
+
+def test_a_post_processed_weight_that_changed_is_not_handed_over(fleet):
+    """The host's copy has other bytes."""
+    with Worker(fleet, "quantized") as worker:
+        worker.tell("scribble")
+    assert crashed(fleet, "quantized")["rung"] == "local"
 
 
 @pytest.mark.parametrize("kind", ["plain", "twice"])
