@@ -124,6 +124,10 @@ Result<void> HelpedUpload::add(std::unique_ptr<Loan> loan, double free_fraction)
 Result<void> HelpedUpload::blame(Helper& helper, Error why) {
   broken_ = true;
   helper.loan().condemn();
+  // Every call to a broken context fails.
+  if (auto memory = helper.loan().device().memory(); !memory) {
+    lost_ = std::move(memory).error().with_context(helper.loan().device().id());
+  }
   return fail(std::move(why).with_context(helper.loan().device().id() + " as a helper"));
 }
 
@@ -173,6 +177,11 @@ Result<void> HelpedUpload::SpreadStage::check() {
     }
   }
   return {};
+}
+
+bool HelpedUpload::wanted_back() const {
+  return std::ranges::any_of(helpers_,
+                             [](const auto& helper) { return helper->loan().wanted_back(); });
 }
 
 Result<void> HelpedUpload::give_back() {

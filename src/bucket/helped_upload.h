@@ -93,6 +93,9 @@ class HelpedUpload {
   Result<void> end(TimePoint deadline);
   // The last error was one of a helper.
   bool broken() const { return broken_; }
+  // Why the device of a helper can do nothing any more. nullopt: all devices work.
+  const std::optional<Error>& lost() const { return lost_; }
+  bool wanted_back() const;
   // Queued over helpers' links.
   std::uint64_t bytes() const { return bytes_; }
 
@@ -126,6 +129,7 @@ class HelpedUpload {
   std::vector<Helper*> carriers_;
   std::vector<Upload> part_;
   bool broken_ = false;
+  std::optional<Error> lost_;
   std::uint64_t bytes_ = 0;
 };
 

@@ -25,6 +25,8 @@ class SegmentFetch final : public Fetch {
   std::optional<std::size_t> next() override;
   // Takes this bucket. False: it cannot be filled yet.
   bool take(std::size_t bucket);
+  // Buckets that next() has not given.
+  std::size_t waiting() const { return waiting_.size(); }
   // This bucket is not needed.
   void leave_out(std::size_t bucket) { std::erase(waiting_, bucket); }
   // Gives out again, in their order, all buckets that next() gave out, but the first `count`.

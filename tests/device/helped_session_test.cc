@@ -1,9 +1,11 @@
 // A session whose uploads use the links of other devices.
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "recovery/device/process/device_loans.h"
@@ -30,8 +32,24 @@ class WithoutPeers final : public bucket::testing::ForwardingDevice {
   Result<void> reach_peer(bucket::Device& peer) override { return Device::reach_peer(peer); }
 };
 
+// A device whose context breaks, as every call says then.
+class Breaking final : public bucket::testing::ForwardingDevice {
+ public:
+  Breaking(std::unique_ptr<bucket::Device> device, const std::atomic<bool>& broken)
+      : ForwardingDevice(*device), owned_(std::move(device)), broken_(broken) {}
+  Result<bucket::DeviceMemory> memory() const override {
+    if (broken_) return fail(ErrorCode::kInternal, "an illegal address");
+    return ForwardingDevice::memory();
+  }
+
+ private:
+  const std::unique_ptr<bucket::Device> owned_;
+  const std::atomic<bool>& broken_;
+};
+
 class HelpedSessionTest : public ::testing::Test {
  protected:
+  explicit HelpedSessionTest(std::uint32_t most = 3) : loans_(devices_, most) {}
   ~HelpedSessionTest() override { (void)arm_failpoints(""); }
 
   void open_all() {
@@ -97,6 +115,7 @@ class HelpedSessionTest : public ::testing::Test {
       bucket::make_double_device("double:1", kDoubleBytes),
       bucket::make_double_device("double:2", kDoubleBytes)};
   bool reaches_peers_ = true;
+  std::atomic<bool> helpers_broken_ = false;
   // Of device 1.
   std::vector<bucket::testing::UploadFlip> flips_;
   const std::vector<Devices::One> all_{{"double:0", "double:0", kDoubleBytes},
@@ -106,10 +125,12 @@ class HelpedSessionTest : public ::testing::Test {
       all_, [this](const Devices::One& one) -> Result<std::unique_ptr<bucket::Device>> {
         const auto index = static_cast<std::size_t>(one.id.back() - '0');
         if (!reaches_peers_) return std::make_unique<WithoutPeers>(*doubles_[index]);
-        return std::make_unique<FlippingDevice>(
+        auto device = std::make_unique<FlippingDevice>(
             *doubles_[index], index == 1 ? flips_ : std::vector<bucket::testing::UploadFlip>());
+        if (index == 0) return device;
+        return std::make_unique<Breaking>(std::move(device), helpers_broken_);
       }};
-  DeviceLoans loans_{devices_, 3};
+  DeviceLoans loans_;
   bucket::Pinner pinner_{*doubles_[0], 2};
   SegmentCache cache_{pinner_};
 };
@@ -144,6 +165,17 @@ TEST_F(HelpedSessionTest, ADeviceWithoutRoomDoesNotHelp) {
     full.push_back(*doubles_[device]->allocate(kDoubleBytes - kKiB));
   }
   EXPECT_EQ(run_session().helped_bytes, 0u);
+}
+
+class OneHelperTest : public HelpedSessionTest {
+ protected:
+  OneHelperTest() : HelpedSessionTest(1) {}
+};
+
+TEST_F(OneHelperTest, ADeviceWithoutRoomTakesNoPlaceOfAnother) {
+  open_all();
+  const auto full = *doubles_[1]->allocate(kDoubleBytes - kKiB);
+  EXPECT_GT(run_session().helped_bytes, 0u);
 }
 
 TEST_F(HelpedSessionTest, ADeviceWithoutAFastLinkDoesNotHelp) {
@@ -197,12 +229,31 @@ TEST_P(FailingHelperTest, EndsOnlyItsHelp) {
   EXPECT_EQ(end.bytes, sample_.contents().total_bytes());
   EXPECT_LT(end.helped_bytes, sample_.contents().total_bytes() * 6 / 10);
   for (const std::size_t device : {0u, 1u, 2u}) EXPECT_EQ(used(device), 0u) << device;
+  EXPECT_FALSE(end.helper_lost) << "its device works";
   EXPECT_EQ(lent().size(), 2u) << "a helper that failed is not borrowed again";
 }
 INSTANTIATE_TEST_SUITE_P(Points, FailingHelperTest,
                          ::testing::Values("device.help=error:EIO@1", "device.help=error:EIO@20",
                                            "device.helped=error:EIO@1",
                                            "device.helped=error:EIO@20"));
+
+TEST_F(HelpedSessionTest, AHelperWhoseContextBreaksIsTold) {
+  open_all();
+  auto begun = begin();
+  const auto first = begun.worker->next();
+  ASSERT_TRUE(first);
+  begun.worker->read(*first);
+  helpers_broken_ = true;
+  ASSERT_TRUE(arm_failpoints("device.help=error:EIO@1"));
+  begun.worker->release(*first);
+  begun.worker->take_all();
+  EXPECT_TRUE(begun.worker->finished());
+  begun.worker->close();
+  const auto end = begun.wait();
+  EXPECT_FALSE(end.error);
+  ASSERT_TRUE(end.helper_lost);
+  EXPECT_THAT(end.helper_lost->message(), ::testing::HasSubstr("illegal address"));
+}
 
 TEST_F(HelpedSessionTest, AFailingHelperOfAVerifiedSessionEndsOnlyItsHelp) {
   open_all();
@@ -234,7 +285,7 @@ TEST_F(HelpedSessionTest, AWorkerThatGoesMidwayFreesAllDevices) {
   EXPECT_EQ(lent().size(), 3u);
 }
 
-TEST(DeviceLoans, LendsEachIdleDeviceOnceAndAtMostSoMany) {
+TEST(DeviceLoans, LendsEachIdleDeviceOnce) {
   Devices devices({{"double:0", "", kMiB}, {"double:1", "", kMiB}, {"double:2", "", kMiB}},
                   [](const Devices::One& one) -> Result<std::unique_ptr<bucket::Device>> {
                     return bucket::make_double_device(one.id, one.total_bytes);
@@ -242,24 +293,22 @@ TEST(DeviceLoans, LendsEachIdleDeviceOnceAndAtMostSoMany) {
   for (const auto& one : devices.all()) ASSERT_TRUE(devices.open(one.id));
   DeviceLoans loans(devices, 1);
   int wanted = 0;
-  auto first = loans.borrow("double:0", [&] { ++wanted; });
-  ASSERT_EQ(first.size(), 1u);
-  EXPECT_EQ(first[0]->device().id(), "double:1");
-  auto second = loans.borrow("double:0", [] {});
-  ASSERT_EQ(second.size(), 1u);
-  EXPECT_EQ(second[0]->device().id(), "double:2");
+  auto lent = loans.borrow("double:0", [&] { ++wanted; });
+  ASSERT_EQ(lent.size(), 2u);
+  EXPECT_EQ(lent[0]->device().id(), "double:1");
+  EXPECT_EQ(lent[1]->device().id(), "double:2");
   EXPECT_TRUE(loans.borrow("double:0", [] {}).empty());
   auto use = loans.use("double:1");
   EXPECT_EQ(wanted, 1);
-  EXPECT_TRUE(first[0]->wanted_back());
-  EXPECT_FALSE(second[0]->wanted_back());
-  first.clear();
+  EXPECT_TRUE(lent[0]->wanted_back());
+  EXPECT_FALSE(lent[1]->wanted_back());
+  lent.erase(lent.begin());
   EXPECT_TRUE(loans.borrow("double:0", [] {}).empty()) << "its session goes on";
   use.reset();
-  first = loans.borrow("double:0", [] {});
-  ASSERT_EQ(first.size(), 1u);
-  first[0]->condemn();
-  first.clear();
+  auto again = loans.borrow("double:0", [] {});
+  ASSERT_EQ(again.size(), 1u);
+  again[0]->condemn();
+  again.clear();
   EXPECT_TRUE(loans.borrow("double:0", [] {}).empty());
   EXPECT_TRUE(DeviceLoans(devices, 0).borrow("double:0", [] {}).empty());
 }

@@ -44,14 +44,17 @@ void DeviceLoans::end_use(const std::string& id) {
 DeviceLoans::Loans DeviceLoans::borrow(const std::string& borrower,
                                        const std::function<void()>& wanted) {
   Loans loans;
-  for (bucket::Device* const device : devices_.opened()) {
-    if (loans.size() == most_) break;
+  if (most_ == 0) return loans;
+  const auto opened = devices_.opened();
+  loans.reserve(opened.size());
+  for (bucket::Device* const device : opened) {
     if (device->id() == borrower) continue;
     const std::lock_guard lock(mutex_);
     State& state = states_[device->id()];
     if (state.uses > 0 || state.condemned || state.wanted) continue;
+    auto lent = std::make_unique<Lent>(*this, *device);
     state.wanted = wanted;
-    loans.push_back(std::make_unique<Lent>(*this, *device));
+    loans.push_back(std::move(lent));
   }
   return loans;
 }

@@ -31,16 +31,17 @@ class DeviceLoans {
     const std::string id_;
   };
 
-  // At most `most` helpers for one session.
+  // A session has at most `most` helpers.
   DeviceLoans(const Devices& devices, std::uint32_t most) : devices_(devices), most_(most) {}
   DeviceLoans(const DeviceLoans&) = delete;
   DeviceLoans& operator=(const DeviceLoans&) = delete;
 
   // A loan of this device is wanted back from now on.
   std::unique_ptr<Use> use(const std::string& id);
-  // Devices that are open, and without a session or a loan. `wanted` is called, on any thread, when
-  // one of them is wanted back. It must not call this object.
+  // All devices that are open, and without a session or a loan: some may be of no help. `wanted` is
+  // called, on any thread, when one of them is wanted back. It must not call this object.
   Loans borrow(const std::string& borrower, const std::function<void()>& wanted);
+  std::size_t most() const { return most_; }
 
  private:
   class Lent;

@@ -413,13 +413,15 @@ Result<void> Process::report_sessions() {
   for (auto& [frame, descriptors] : news.frames) TRY_VOID(send(frame, std::move(descriptors)));
   for (const auto& [number, end] : news.ended) {
     TRY_VOID(report_end(number, end));
-    if (end.device_lost) {
+    // A helper may be the device that pins for all others.
+    const auto& lost = end.device_lost ? end.error : end.helper_lost;
+    if (lost) {
       const TimePoint until = steady_now() + kLastReport;
       while (agent_.wants_to_send() && steady_now() < until) {
         TRY_VOID(ipc::wait_for(agent_.fd(), POLLOUT, until));
         TRY_VOID(agent_.send_some(steady_now()));
       }
-      return fail(*end.error);
+      return fail(*lost);
     }
     sessions_.bury(number);
   }

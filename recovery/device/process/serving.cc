@@ -148,7 +148,10 @@ SessionEnd Serving::run() {
   if (pipeline() != nullptr) end.buckets = pipeline()->delivered();
   if (deliver_ != nullptr) end.bytes = deliver_->bytes();
   end.refilled = refilled();
-  if (uploading_ != nullptr) end.helped_bytes = uploading_->helped_bytes();
+  if (uploading_ != nullptr) {
+    end.helped_bytes = uploading_->helped_bytes();
+    end.helper_lost = uploading_->helper_lost();
+  }
   if (deliver_ != nullptr && served) deliver_->say(bucket::FinishedMessage{});
   if (deliver_ != nullptr && !served) deliver_->say(bucket::FailedMessage{served.error()});
   bool hung = false;

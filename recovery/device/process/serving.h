@@ -50,6 +50,8 @@ struct SessionEnd {
   std::optional<Error> error;
   // The device has failed for good: only the end of this process frees the session's part of it.
   bool device_lost = false;
+  // Why the device of a helper can do nothing any more. The session itself went on.
+  std::optional<Error> helper_lost;
   std::uint64_t buckets = 0;
   std::uint64_t bytes = 0;
   // From the first bucket that was queued to the release of the last one.

@@ -166,12 +166,13 @@ Result<void> Uploading::leave_direct(std::string why) {
 // Without a helper, the session uploads over its own link, as always.
 Result<void> Uploading::borrow_links() {
   has_asked_for_links_ = true;
-  // Fewer buckets are queued already.
-  if (means_.loans == nullptr || plan_->size() <= means_.slots.count()) return {};
+  // The own link has the buckets that its slots have room for.
+  if (means_.loans == nullptr || fetch_->waiting() <= means_.slots.count()) return {};
   auto helped = std::make_unique<bucket::HelpedUpload>(means_.device, *plan_, *fetch_,
                                                        means_.slots.bucket_bytes);
   auto loans = means_.loans->borrow(means_.device.id(), [this] { means_.mailbox.wake(); });
   for (auto& loan : loans) {
+    if (helped->helpers() == means_.loans->most()) break;
     const std::string helper = loan->device().id();
     auto added = helped->add(std::move(loan), means_.free_fraction);
     if (!added) {
@@ -199,12 +200,9 @@ Result<void> Uploading::leave_helpers() {
   }
   fetch_->give_again_after(given - handed_over_directly_);
   helped_bytes_ = helped_->bytes();
+  helper_lost_ = helped_->lost();
   helped_.reset();
-  if (verify_ == nullptr) return {};
-  refilled_before_ += verify_->refilled();
-  // It gives its memory on the device back before the next one asks for some.
-  verify_.reset();
-  return start_verifying();
+  return verify_ != nullptr ? pipeline_->verify_with(*verify_) : Result<void>();
 }
 
 // Their devices are free before the worker closes its buckets.
@@ -312,6 +310,8 @@ bool Uploading::all_pinned() {
 
 void Uploading::wait(bucket::Pipeline::State state, TimePoint now) {
   Duration pause = kNoUploadDeadline;
+  // The device does not say when the work of a helper is done.
+  if (helped_ != nullptr && helped_->wanted_back()) pause = kUploadPinTick;
   if (const auto due = pipeline_->deadline()) pause = std::min<Duration>(pause, *due - now);
   if (const auto due = means_.worker.channel().receive_deadline()) {
     pause = std::min<Duration>(pause, *due - now);

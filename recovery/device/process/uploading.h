@@ -157,6 +157,8 @@ class Uploading {
   // Buckets that did not match and came once more.
   std::uint64_t refilled() const;
   // Queued over the links of other devices.
+  // Why the device of a helper can do nothing any more.
+  const std::optional<Error>& helper_lost() const { return helper_lost_; }
   std::uint64_t helped_bytes() const { return helped_bytes_ + (helped_ ? helped_->bytes() : 0); }
   // Waits until the devices have done the queued work.
   Result<void> drain(TimePoint deadline);
@@ -205,6 +207,7 @@ class Uploading {
   std::unique_ptr<bucket::HelpedUpload> helped_;
   // By a HelpedUpload that is gone.
   std::uint64_t helped_bytes_ = 0;
+  std::optional<Error> helper_lost_;
   std::unique_ptr<bucket::Pipeline> pipeline_;
   std::optional<TimePoint> began_;
   // Of the pipeline, at its last step.
