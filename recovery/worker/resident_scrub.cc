@@ -14,6 +14,8 @@ namespace {
 constexpr std::chrono::milliseconds kLook{1000};
 // Between two tries to read a piece while the device process starts.
 constexpr std::chrono::milliseconds kReadAgain{1000};
+// Then the pass goes on: the GPU of the piece is gone, and others may be there.
+constexpr int kMostTries = 30;
 
 }  // namespace
 
@@ -48,7 +50,7 @@ async::Task<void> ResidentScrub::pass() {
   const std::vector<Residents::Piece> pieces = co_await std::move(opening);
   for (const Residents::Piece& piece : pieces) {
     const TimePoint begun = steady_now();
-    for (;;) {
+    for (int tries = 0; tries < kMostTries; ++tries) {
       auto scrubbing = residents_.scrub(piece);
       const bool done = co_await std::move(scrubbing);
       const bool cancelled = co_await async::is_cancelled();

@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include <poll.h>
+
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/keeper/keeper.h"
@@ -53,6 +55,9 @@ constexpr std::size_t kMostNamed = 8;
 constexpr std::size_t kMostOrdered = 256;
 // For a device process that starts anew in a mend.
 constexpr std::chrono::seconds kMendTime{10};
+// Of reads, each of which ends the device process.
+constexpr int kMostFailures = 2;
+constexpr std::chrono::milliseconds kMeetAgain{500};
 
 Result<std::vector<bucket::BlockFile>> files_of(const std::vector<UniqueFd>& blocks,
                                                 const proto::ResidentRecord& record) {
@@ -103,6 +108,16 @@ std::string describe(const OpenResident& opened, std::vector<std::size_t> tiles)
                      names.empty() ? "no tensor that the worker has named"
                                    : fmt::to_string(fmt::join(names, ", ")),
                      more(more_names), fmt::join(tiles, ", "), more(more_tiles));
+}
+
+// A GPU whose memory has an uncorrectable error fails each read of it.
+Error unreadable(const Error& why) {
+  return Error(ErrorCode::kCorrupt, "its GPU cannot read it: " + why.message());
+}
+
+bool has_ended(const UniqueFd& pidfd) {
+  pollfd ended{pidfd.get(), POLLIN, 0};
+  return ::poll(&ended, 1, 0) == 1;
 }
 
 Result<ResidentIdentity> identity_of(const proto::ResidentRecord& record) {
@@ -202,7 +217,10 @@ async::Task<void> Residents::meet_keeper() {
       auto bringing = bring_back();
       met = co_await std::move(bringing);
     }
-    if (!met) log::warn("resident.keeper", "error", met.error().message());
+    if (!met) {
+      log::warn("resident.keeper", "error", met.error().message());
+      co_await async::sleep_for(kMeetAgain);
+    }
     const bool lost = !met && met.error().code() == ErrorCode::kPeerLost;
     if (!lost && losses_ == before) break;
   }
@@ -223,15 +241,24 @@ async::Task<Result<void>> Residents::read_keeper() {
   for (const auto& [name, users] : listed) {
     const auto known = kept_.find(name);
     if (known == kept_.end()) {
-      names.push_back(name);
+      if (!dropping_.contains(name)) names.push_back(name);
       continue;
     }
     known->second.at_keeper = true;
     std::vector<keeper::UserId> gone;
+    bool lives = false;
     for (const auto& [user, process] : known->second.users) {
-      if (std::ranges::find(users, user) == users.end()) gone.push_back(user);
+      if (std::ranges::find(users, user) != users.end()) continue;
+      gone.push_back(user);
+      lives = lives || !has_ended(process.pidfd);
+    }
+    if (lives) {
+      // The keeper would free the memory, or give it away, beside a living worker.
+      drop(name, "the keeper does not know its worker");
+      continue;
     }
     for (const keeper::UserId user : gone) known->second.remove(user);
+    came_free(name);
   }
   for (const std::string& name : names) {
     if (!enabled() || drained_) {
@@ -240,7 +267,8 @@ async::Task<Result<void>> Residents::read_keeper() {
     }
     auto getting = link_.get(name);
     auto kept = co_await std::move(getting);
-    if (kept && !kept_.contains(name)) add_kept(name, std::move(*kept));
+    const bool unwanted = drained_ || dropping_.contains(name) || kept_.contains(name);
+    if (kept && !unwanted) add_kept(name, std::move(*kept));
   }
   co_return Result<void>();
 }
@@ -506,6 +534,8 @@ async::Task<Result<std::string>> Residents::wait_for_free(SessionPtr session,
     const bool waits = recovering_ || (found != kept_.end() && !found->second.is_used());
     if (found != kept_.end() && !recovering_ && found->second.may_be_taken()) {
       const auto why = still_open(found->second);
+      // What a check has found so far may be over.
+      if (why) found->second.check.reset();
       if (!why) {
         found->second.sessions[session->id()] = 0;
         found->second.gone.reset();
@@ -603,11 +633,14 @@ std::shared_ptr<Residents::Check> Residents::check_of(const std::string& name) {
     none->verdict = fail(ErrorCode::kStale, "the resident copy was released");
     return none;
   }
-  std::shared_ptr<Check>& check = found->second.check;
-  const bool holds =
-      check != nullptr && (!check->verdict || steady_now() - check->begun < kCheckHolds);
+  auto check = found->second.check;
+  const bool holds = check != nullptr &&
+                     (!check->verdict ||
+                      (check->verdict->has_value() && steady_now() - check->begun < kCheckHolds));
   if (holds) return check;
   check = std::make_shared<Check>(executor_);
+  found->second.check = check;
+  // It may end at once, and the copy with it.
   tasks_.spawn("worker.residents", run_check(name, check));
   return check;
 }
@@ -621,9 +654,17 @@ async::Task<void> Residents::run_check(std::string name, std::shared_ptr<Check> 
       *check->verdict ? std::string() : check->verdict->error().message(), "check_us",
       std::chrono::duration_cast<std::chrono::microseconds>(steady_now() - check->begun).count());
   check->done.notify();
-  const bool wrong = !*check->verdict && !may_work_later(check->verdict->error());
-  if (wrong) co_return give_up(name, check->verdict->error());
-  if (const auto found = kept_.find(name); found != kept_.end()) found->second.close_unused();
+  const auto found = kept_.find(name);
+  if (found == kept_.end()) co_return;
+  if (!*check->verdict) {
+    const Error& why = check->verdict->error();
+    if (why.code() == ErrorCode::kCorrupt) co_return give_up(name, why);
+    // Workers that read a shared copy go on.
+    if (!may_work_later(why) && !found->second.identity.shared) {
+      co_return drop(name, why.message());
+    }
+  }
+  found->second.close_unused();
 }
 
 // Mends wrong tiles without asking: nobody writes to the copy.
@@ -636,7 +677,7 @@ async::Task<Result<void>> Residents::verify(std::string name) {
   found_wrong(name, wrong);
   Result<void> mended = fail(ErrorCode::kCorrupt, "{} MiB of it are wrong", wrong.size());
   if (wrong.size() <= kMostMended) {
-    auto mending = mend_all(name, opened, wrong);
+    auto mending = mend_all(name, opened, wrong, [this, name] { return kept_.contains(name); });
     mended = co_await std::move(mending);
   }
   if (mended) co_return mended;
@@ -650,9 +691,13 @@ async::Task<Result<void>> Residents::verify(std::string name) {
 async::Task<Result<std::vector<std::size_t>>> Residents::compare_all(std::string name,
                                                                      OpenResidentPtr opened) {
   const TimePoint give_up = steady_now() + kCheckPatience;
+  int failures = 0;
   for (;;) {
     auto comparing = bytes_.compare(opened);
     auto wrong = co_await std::move(comparing);
+    if (!wrong && wrong.error().code() == ErrorCode::kInternal && ++failures == kMostFailures) {
+      co_return fail(unreadable(wrong.error()));
+    }
     const bool cancelled = co_await async::is_cancelled();
     const bool over = cancelled || !kept_.contains(name) || steady_now() >= give_up;
     if (wrong || over || !may_work_later(wrong.error())) co_return wrong;
@@ -733,6 +778,17 @@ async::Task<bool> Residents::scrub(Piece piece) {
   const OpenResidentPtr opened = *open;
   auto comparing = bytes_.compare(opened, piece.first, piece.count);
   const auto suspect = co_await std::move(comparing);
+  const auto copy_read = kept_.find(piece.name);
+  if (copy_read != kept_.end()) {
+    copy_read->second.close_unused();
+    int& failures = copy_read->second.failures;
+    if (suspect) failures = 0;
+    const bool failed = !suspect && suspect.error().code() == ErrorCode::kInternal;
+    if (failed && ++failures == kMostFailures) {
+      give_up(piece.name, unreadable(suspect.error()));
+      co_return true;
+    }
+  }
   if (!suspect) co_return !may_work_later(suspect.error());
   std::vector<std::size_t> wrong;
   for (const std::size_t tile : *suspect) {
@@ -750,6 +806,9 @@ async::Task<bool> Residents::scrub(Piece piece) {
   std::erase_if(wrong, [&](std::size_t tile) { return found->second.damaged.contains(tile); });
   if (wrong.empty()) co_return true;
   Copy& copy = found->second;
+  // A check that runs mends it, and one that begins later finds it.
+  if (copy.check != nullptr && !copy.check->verdict) co_return true;
+  if (copy.is_free() && still_open(copy)) co_return true;
   if (copy.is_free() || copy.identity.shared) {
     // Another check finds these tiles, and mends them: before a worker gets the copy, or while
     // workers only read it.
@@ -835,21 +894,26 @@ async::Task<Result<void>> Residents::mend(SessionPtr session) {
     if (found->second.damaged.empty() || found->second.opened == nullptr) co_return Result<void>();
     const std::vector<std::size_t> tiles(found->second.damaged.begin(),
                                          found->second.damaged.end());
-    auto mending = mend_all(name, found->second.opened, tiles);
+    const auto owns = [this, name, id = session->id()] {
+      const auto copy = kept_.find(name);
+      return copy != kept_.end() && copy->second.sessions.contains(id);
+    };
+    auto mending = mend_all(name, found->second.opened, tiles, owns);
     const auto mended = co_await std::move(mending);
     if (!mended) {
-      give_up(name, mended.error());
+      if (owns()) give_up(name, mended.error());
       co_return mended;
     }
   }
 }
 
 async::Task<Result<void>> Residents::mend_all(std::string name, OpenResidentPtr opened,
-                                              std::vector<std::size_t> tiles) {
+                                              std::vector<std::size_t> tiles,
+                                              std::function<bool()> may_write) {
   const TimePoint give_up = steady_now() + kMendTime;
   for (const std::size_t tile : tiles) {
     for (;;) {
-      auto mending = bytes_.mend(opened, tile, [this, name] { return kept_.contains(name); });
+      auto mending = bytes_.mend(opened, tile, may_write);
       const auto mended = co_await std::move(mending);
       if (mended) break;
       const bool cancelled = co_await async::is_cancelled();
@@ -941,6 +1005,11 @@ std::size_t Residents::release(const std::string& model, std::optional<std::uint
     released.push_back(name);
   }
   for (const std::string& name : released) drop(name, why);
+  for (const auto& sealing : sealing_) {
+    const bool there =
+        (model.empty() || sealing->model == model) && (device.empty() || sealing->device == device);
+    if (there) sealing->stale = true;
+  }
   return released.size();
 }
 
@@ -973,15 +1042,17 @@ void Residents::drop(std::string name, std::string why) {
 }
 
 async::Task<void> Residents::tell_drop(std::string name) {
+  dropping_.insert(name);
   co_await asio::this_coro::throw_if_cancelled(false);
   for (int tries = 0; tries < kDropTries && !co_await async::is_cancelled(); ++tries) {
     auto dropping = link_.drop(name);
     const auto dropped = co_await std::move(dropping);
     // Not found: the keeper is a new one, without copies.
-    if (dropped || dropped.error().code() == ErrorCode::kNotFound) co_return;
+    if (dropped || dropped.error().code() == ErrorCode::kNotFound) break;
     log::warn("resident.drop", "error", dropped.error().message());
     co_await async::sleep_for(kDropAgain);
   }
+  dropping_.erase(name);
 }
 
 void Residents::note(const Copy& copy, std::string kind, std::string why) {

@@ -174,6 +174,8 @@ class Residents final : private keeper::KeeperEvents {
     bool at_keeper = true;
     // The last one since a worker could write. Null: there was none.
     std::shared_ptr<Check> check;
+    // Reads of the scrub in a row that failed on the GPU.
+    int failures = 0;
     // Wrong tiles that wait for the worker.
     std::set<std::size_t> damaged;
     // The end of the scrub's last pass over it. 0: there was none.
@@ -223,7 +225,8 @@ class Residents final : private keeper::KeeperEvents {
   async::Task<Result<std::vector<std::size_t>>> compare_all(std::string name,
                                                             OpenResidentPtr opened);
   async::Task<Result<void>> mend_all(std::string name, OpenResidentPtr opened,
-                                     std::vector<std::size_t> tiles);
+                                     std::vector<std::size_t> tiles,
+                                     std::function<bool()> may_write);
   void found_wrong(const std::string& name, const std::vector<std::size_t>& tiles);
   void give_up(const std::string& name, const Error& why);
   async::Task<void> have_mended(std::string name);
@@ -252,6 +255,8 @@ class Residents final : private keeper::KeeperEvents {
   // By their names at the keeper.
   Copies kept_;
   std::list<std::shared_ptr<Sealing>> sealing_;
+  // Copies that the keeper has not been told to drop yet.
+  std::set<std::string> dropping_;
   // It asks a keeper for its copies, or brings them to a new one.
   bool recovering_ = false;
   // Keepers that this agent has lost.
