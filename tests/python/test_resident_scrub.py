@@ -198,6 +198,18 @@ def test_a_device_process_that_ends_is_waited_for(fleet):
         check(worker.tell("watch"))
 
 
+def test_a_copy_that_its_gpu_cannot_read_is_dropped(fleet):
+    """Each such read ends the device process, which serves all GPUs."""
+    with Worker(fleet):
+        pass
+    assert eventually(lambda: [copy["users"] for copy in residents(fleet)] == [0])
+    fleet.kill_agent("a")
+    fleet.environment = {**fleet.environment, "REKINDLE_FAILPOINTS": "device.check=error:EIO"}
+    fleet.start_agent("a")
+    assert eventually(lambda: not residents(fleet) and why(fleet, "resident_dropped"))
+    assert "its GPU cannot read it" in why(fleet, "resident_dropped")[-1]
+
+
 def test_the_scrub_counts_what_it_reads_and_stops_when_it_is_off(memory_directory):
     with fleet_that_scrubs(memory_directory / "off", "off") as fleet, Worker(fleet) as worker:
         flip(fleet, FIRST_WEIGHT)
