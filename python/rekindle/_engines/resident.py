@@ -163,6 +163,9 @@ def _seal(role: str) -> str | None:
     if kept is None or model is None or now is None:
         _kept.pop(role, None)
         return None
+    if now.torn is not None:
+        del _kept[role]
+        return f"it may have weights of two versions, as an update has failed: {now.torn}"
     session = now.session
     try:
         if kept.noted is not None:
