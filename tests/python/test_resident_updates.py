@@ -1,10 +1,12 @@
 """When a model that outlives its worker is sealed and noted: rules that need no agent and no engine."""
+import json
 import sys
 import types
 
 import pytest
 from torch import nn
 
+import sglang_stand_in as stand_in
 from rekindle._engines import loading, resident
 from rekindle._engines.loading import Held
 
@@ -46,6 +48,67 @@ def test_weights_of_two_versions_are_not_sealed(sealed, caplog):
     hold()
     resident.seal_again("target")
     assert not sealed
+
+
+def updated(monkeypatch, model, value, error=None, begun=True):
+    """An update by vLLM's worker that sets an attribute, and then fails with `error`."""
+    from rekindle.vllm import updating
+
+    def finish(following, role, ranks, update):
+        update.begun = begun
+        model.rows = value
+        if error is not None:
+            raise error
+        return hold()
+    monkeypatch.setattr(updating, "finish", finish)
+    monkeypatch.setattr(updating, "ranks_of", lambda role: None)
+    updating.complete(None, "target")
+    resident.seal_again("target")
+
+
+def test_changes_of_an_update_that_failed_are_sealed_with_the_next_one(sealed, monkeypatch):
+    model = nn.Module()
+    model.rows = 1
+    keep(model)
+    for begun in (True, False):
+        with pytest.raises(ValueError):
+            updated(monkeypatch, model, 2, ValueError("a link is down"), begun)
+    updated(monkeypatch, model, 2)
+    change, = json.loads(sealed[0])["changes"]
+    assert resident.postprocessing.shown(change["at"]) == "rows" and change["value"] == {"int": 2}
+
+
+def test_an_update_that_failed_before_its_first_write_notes_nothing(sealed, monkeypatch):
+    """An engine may change what it likes while it serves."""
+    model = nn.Module()
+    model.rows = 1
+    keep(model)
+    with pytest.raises(ValueError):
+        updated(monkeypatch, model, 1, ValueError("the version is not there"), begun=False)
+    model.cache = lambda: None
+    updated(monkeypatch, model, 1)
+    assert len(sealed) == 1
+
+
+def test_sglang_that_goes_back_seals_the_changes_of_both_updates(sealed, monkeypatch):
+    stand_in.install(monkeypatch)
+    from rekindle.sglang import filling, loader
+    model = nn.Module()
+    model.rows = 1
+    now = keep(model)
+
+    def failing(*_):
+        model.rows, now.torn = 2, "a link is down"
+        raise ValueError("a link is down")
+    monkeypatch.setattr(filling, "part_of", lambda _: filling.TARGET)
+    loads = loader.RekindleModelLoader(stand_in.LoadConfig("rekindle", {"model": "m"}))
+    weights = loader._Weights(None, loads.options, back=True)
+    monkeypatch.setattr(filling, "update", failing)
+    with pytest.raises(ValueError):
+        loads.load_weights_and_postprocess(model, weights, None)
+    monkeypatch.setattr(filling, "update", lambda *_: hold())
+    loads.load_weights_and_postprocess(model, weights, None)
+    assert json.loads(sealed[0])["changes"][0]["value"] == {"int": 2}
 
 
 # --- vLLM's weight transfer

@@ -149,9 +149,10 @@ def note(role: str) -> None:
 
 
 def note_nothing(role: str) -> None:
-    """For an update that has failed."""
-    kept = _kept.get(role)
-    if kept is not None:
+    """For an update that has failed. A model that may have been written keeps its first note: the
+    next update adds to these changes."""
+    kept, now = _kept.get(role), held(role)
+    if kept is not None and (now is None or now.torn is None):
         kept.noted = None
 
 
