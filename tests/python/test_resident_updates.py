@@ -171,3 +171,35 @@ def test_weight_transfer_seals_the_target_and_only_after_an_update(transfer, sea
     engine.receive_weights(transfer.RekindleUpdateInfo())
     engine.finish_weight_update()
     assert len(sealed) == 1
+
+
+def test_weight_transfer_that_vllm_ends_itself_keeps_nothing(transfer, sealed):
+    model = nn.Module()
+    keep(model)
+    engine_of(transfer, model).receive_weights(transfer.RekindleUpdateInfo(), model.forward)
+    resident.seal_again("target")
+    assert not resident._kept and not sealed
+
+
+# --- vLLM's reload_weights()
+
+
+def test_a_reload_that_vllm_ends_itself_keeps_nothing(monkeypatch):
+    for name, members in {
+            "config": {"get_current_vllm_config": None},
+            "model_executor.model_loader": {"register_model_loader": None},
+            "model_executor.model_loader.base_loader": {"BaseModelLoader": object},
+            "model_executor.model_loader.default_loader": {"DefaultModelLoader": object}}.items():
+        monkeypatch.setitem(sys.modules, f"vllm.{name}", types.SimpleNamespace(**members))
+    monkeypatch.delitem(sys.modules, "rekindle.vllm.loader", raising=False)
+    from rekindle.vllm import loader
+    monkeypatch.delitem(sys.modules, "rekindle.vllm.loader")
+    monkeypatch.setattr(loader, "whole_tensors", lambda *_: iter([("w", None)]))
+    model = nn.Module()
+    keep(model)
+    found = types.SimpleNamespace(session=None, options=types.SimpleNamespace(load_timeout=1))
+    given = loader._given("target", found)
+    assert "target" in resident._kept, "vLLM has not begun yet"
+    assert next(given)[0] == "w" and not resident._kept
+    monkeypatch.setattr(found, "session", types.SimpleNamespace(close=lambda: None))
+    given.close()

@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from .._engines.loading import held
 from .._engines.options import Options
-from .._engines.resident import note, seal_again
+from .._engines.resident import forget, note, seal_again
 from ..errors import InvalidError
 from .reloading import abandon
 from .updating import bring
@@ -86,6 +86,9 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
         Raises what `attach` raises, and InvalidError naming parameters without weights."""
         model: torch.nn.Module = self.model
         role = "target" if self._is_target else "draft"
+        if load_weights is not None:
+            # The reload of vLLM 0.23 has begun, and its end is not known here.
+            forget(role)
         now = held(role)
         options = self._options or (now.options if now is not None else Options())
         options = replace(options, model=update_info.model or options.model,
