@@ -4,6 +4,7 @@ import sys
 import types
 
 import pytest
+import torch
 from torch import nn
 
 import sglang_stand_in as stand_in
@@ -203,3 +204,64 @@ def test_a_reload_that_vllm_ends_itself_keeps_nothing(monkeypatch):
     assert next(given)[0] == "w" and not resident._kept
     monkeypatch.setattr(found, "session", types.SimpleNamespace(close=lambda: None))
     given.close()
+
+
+# --- tensors
+
+
+class Block:
+    """A block in the memory of this process."""
+
+    def __init__(self, size):
+        self.bytes, self.size = torch.zeros(size, dtype=torch.uint8), size
+        self.address = self.bytes.data_ptr()
+
+
+def entry(at, *names):
+    return {"names": names, "dtype": "torch.float32", "shape": [4], "stride": [1], "block": 0,
+            "at": at, "how": [{"same": [], "set": {}, "own": False}] * len(names)}
+
+
+def two_names(kind):
+    """A kept model of which a tensor has two names."""
+    model = nn.Module()
+    slots = [(kind, "", "first"), (kind, "", "second")]
+    block = Block(16)
+    tensor = resident.view(block, entry(0, *slots))
+    for slot in slots:
+        resident._set(model, slot, nn.Parameter(tensor) if kind == "parameter" else tensor)
+    resident._set(model, slots[1], model.first)
+    keep(model)
+    resident._kept["target"].blocks.append(block)
+    resident._kept["target"].about["tensors"].append(entry(0, *slots))
+    return model, slots, block
+
+
+def made_anew(model, slots, *values):
+    tensors = [nn.Parameter(torch.full((4,), value)) for value in values]
+    for index, slot in enumerate(slots):
+        resident._set(model, slot, tensors[index % len(tensors)])
+
+
+@pytest.mark.parametrize("kind", ["parameter", "attribute"])
+def test_a_tensor_with_two_names_moves_back_to_its_place(sealed, kind):
+    model, slots, block = two_names(kind)
+    for value in (1.0, 2.0):
+        resident.note("target")
+        with torch.no_grad():
+            made_anew(model, slots, value)
+            resident.seal_again("target")
+        assert model.first is model.second and model.first.tolist() == [value] * 4
+        assert model.first.data_ptr() == block.address
+    assert len(sealed) == 2
+
+
+@pytest.mark.parametrize("kind", ["parameter", "attribute"])
+def test_two_tensors_that_were_one_before_an_update_stay_two(sealed, caplog, kind):
+    model, slots, _ = two_names(kind)
+    resident.note("target")
+    with torch.no_grad():
+        made_anew(model, slots, 1.0, 2.0)
+        resident.seal_again("target")
+    assert not sealed and "first and second have become two tensors" in caplog.text
+    assert (model.first.tolist(), model.second.tolist()) == ([1.0] * 4, [2.0] * 4)

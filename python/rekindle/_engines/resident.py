@@ -424,19 +424,22 @@ def _put_back(model: torch.nn.Module, kept: Kept, before: frozenset[Slot]) -> No
         if slot not in known | before:
             raise NotResident(f"{_shown(slot)} has come with the update")
     for entry in kept.about["tensors"]:
-        for slot in entry["names"]:
-            new = _get(model, slot)
-            if _lies(new, kept.blocks, entry):
-                continue
-            place = view(kept.blocks[entry["block"]], entry)
-            if (new is None or new.dtype != place.dtype or new.shape != place.shape
-                    or new.device != place.device):
-                raise NotResident(f"{_shown(slot)} is another tensor than at its load")
-            place.copy_(new.detach())
-            if slot[0] == "parameter":
-                new.data = place
-            else:
-                _set(model, slot, place)
+        slots = entry["names"]
+        if all(_lies(_get(model, slot), kept.blocks, entry) for slot in slots):
+            continue
+        new, place = _get(model, slots[0]), view(kept.blocks[entry["block"]], entry)
+        other = next((slot for slot in slots if _get(model, slot) is not new), None)
+        if other is not None:
+            raise NotResident(f"{_shown(slots[0])} and {_shown(other)} have become two tensors")
+        if (new is None or new.dtype != place.dtype or new.shape != place.shape
+                or new.device != place.device):
+            raise NotResident(f"{_shown(slots[0])} is another tensor than at its load")
+        place.copy_(new.detach())
+        if any(slot[0] == "parameter" for slot in slots):
+            new.data = place
+            continue
+        for slot in slots:
+            _set(model, slot, place)
 
 
 # --- binding
