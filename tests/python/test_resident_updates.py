@@ -265,3 +265,30 @@ def test_two_tensors_that_were_one_before_an_update_stay_two(sealed, caplog, kin
         resident.seal_again("target")
     assert not sealed and "first and second have become two tensors" in caplog.text
     assert (model.first.tolist(), model.second.tolist()) == ([1.0] * 4, [2.0] * 4)
+
+
+def copy_of(tensors=(), small=()):
+    about = {"tensors": list(tensors), "small": list(small), "gone": [], "none": [], "changes": [],
+             "rebuild": False}
+    return resident.Taken("key", None, about, [Block(64)])
+
+
+def small(name, value):
+    data = torch.full((4,), value).numpy().tobytes()
+    return {"names": [("buffer", "", name)], "how": [{}], "dtype": "torch.float32", "shape": [4],
+            "bytes": resident.base64.b64encode(data).decode()}
+
+
+@pytest.mark.parametrize("taken", [
+    copy_of([entry(0, ("buffer", "", "first")), entry(16, ("buffer", "", "second"))]),
+    copy_of(small=[small("first", 1.0), small("second", 2.0)])], ids=["blocks", "small"])
+def test_a_copy_is_refused_where_the_constructor_has_one_tensor_of_two(taken):
+    """The second one would overwrite the first one."""
+    apart, shared = nn.Module(), nn.Module()
+    for model in (apart, shared):
+        model.register_buffer("first", torch.zeros(4))
+    apart.register_buffer("second", torch.zeros(4))
+    shared.register_buffer("second", shared.first)
+    resident._bind(apart, taken)
+    with pytest.raises(resident.InvalidError, match="shares its"):
+        resident._bind(shared, taken)

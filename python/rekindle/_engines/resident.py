@@ -459,11 +459,27 @@ def _bind(model: torch.nn.Module, taken: Taken) -> None:
         _dict(model, slot).pop(slot[2], None)
     for slot in about["none"]:
         _set(model, tuple(slot), None)
+    _check_bound(model, taken)
     known = {tuple(slot) for part in ("tensors", "small") for entry in about[part]
              for slot in entry["names"]}
     for slot, _ in _slots(model):
         if slot not in known and slot[0] != "attribute":
             raise InvalidError(f"it has no {_shown(slot)}")
+
+
+def _check_bound(model: torch.nn.Module, taken: Taken) -> None:
+    """Raises InvalidError where the constructor shares a tensor that post-processing has made two:
+    the second value is in place of the first."""
+    for entry in taken.about["tensors"]:
+        for slot in entry["names"]:
+            if not _lies(_get(model, slot), taken.blocks, entry):
+                raise InvalidError(f"{_shown(slot)} shares its tensor with another name")
+    storages: set[int] = set()
+    for entry in taken.about["small"]:
+        tensor = _get(model, entry["names"][0])
+        if tensor is None or _storage(tensor) in storages:
+            raise InvalidError(f"{_shown(entry['names'][0])} shares its memory with another name")
+        storages.add(_storage(tensor))
 
 
 def _bind_one(model: torch.nn.Module, entry: dict[str, Any], value: torch.Tensor, *,
