@@ -146,7 +146,7 @@ def transfer(monkeypatch):
     monkeypatch.setattr(backend, "abandon", nothing)
     monkeypatch.setattr(backend, "replace", lambda options, **_: options)
     yield backend
-    del sys.modules["rekindle.vllm.transfer"]
+    sys.modules.pop("rekindle.vllm.transfer", None)
 
 
 def engine_of(transfer, model):
