@@ -292,3 +292,50 @@ def test_a_copy_is_refused_where_the_constructor_has_one_tensor_of_two(taken):
     resident._bind(apart, taken)
     with pytest.raises(resident.InvalidError, match="shares its"):
         resident._bind(shared, taken)
+
+
+# --- tensors that are not on the device
+
+
+def with_table():
+    """A model on a device that is not that of its table."""
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.empty(4, device="meta"))
+    model.table = torch.zeros(4)
+    return model
+
+
+def of_meta():
+    device = types.SimpleNamespace(torch_name="meta")
+    return types.SimpleNamespace(session=types.SimpleNamespace(_device=device))
+
+
+CHANGES = [lambda model: model.table.add_(1), lambda model: setattr(model, "table", torch.zeros(4)),
+           lambda model: setattr(model, "other", torch.zeros(4))]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=["written", "bound", "made"])
+def test_a_tensor_elsewhere_that_a_load_changes_is_named(change):
+    """A successor would have the constructor's."""
+    model = with_table()
+    before = resident.begin(model)
+    assert resident._described(model, before, of_meta(), False)["format"] == resident.FORMAT
+    change(model)
+    with pytest.raises(resident.NotResident, match="(table|other) on cpu is new, or has changed"):
+        resident._described(model, before, of_meta(), False)
+
+
+@pytest.mark.parametrize("change", CHANGES[:2], ids=["written", "bound"])
+def test_a_tensor_elsewhere_that_an_update_changes_is_named(sealed, caplog, change):
+    model = with_table()
+    keep(model)
+    block = types.SimpleNamespace(bytes=torch.empty(1, device="meta"))
+    resident._kept["target"].blocks.append(block)
+    resident.note("target")
+    resident.seal_again("target")
+    assert len(sealed) == 1
+    change(model)
+    resident.note("target")
+    change(model)
+    resident.seal_again("target")
+    assert len(sealed) == 1 and "table on cpu is new, or has changed" in caplog.text

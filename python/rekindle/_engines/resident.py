@@ -45,11 +45,13 @@ Slot = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Before:
-    """A model before its load."""
+    """A model before its load or an update."""
 
     noted: postprocessing.Noted
     slots: frozenset[Slot]
-    # The attributes of each parameter.
+    # Tensors that are attributes, and their versions.
+    attributes: dict[Slot, tuple[weakref.ref[torch.Tensor], int]]
+    # The attributes of each parameter, before a load.
     parameters: dict[Slot, tuple[type, dict[str, Any]]]
 
 
@@ -63,7 +65,7 @@ class Kept:
     # What the description has besides values that change.
     about: dict[str, Any]
     # The model before an update. While it serves, an engine may change what it likes.
-    noted: tuple[postprocessing.Noted, frozenset[Slot]] | None = None
+    noted: Before | None = None
 
 
 @dataclass
@@ -98,8 +100,16 @@ def begin(model: torch.nn.Module) -> Before:
         if slot[0] == "parameter":
             parameters[slot] = type(tensor), dict(vars(tensor))
             setattr(tensor, _MARK, slot)
-    return Before(postprocessing.noted(model), frozenset(slot for slot, _ in _slots(model)),
-                  parameters)
+    return _before(model, parameters)
+
+
+def _before(model: torch.nn.Module,
+            parameters: dict[Slot, tuple[type, dict[str, Any]]]) -> Before:
+    slots = dict(_slots(model))
+    # Tensors of inference mode have no version. They count as changed.
+    attributes = {slot: (weakref.ref(tensor), tensor._version) for slot, tensor in slots.items()
+                  if slot[0] == "attribute" and not tensor.is_inference()}
+    return Before(postprocessing.noted(model), frozenset(slots), attributes, parameters)
 
 
 def keep(model: torch.nn.Module, before: Before, role: str, key: str, ranks: Ranks,
@@ -145,7 +155,7 @@ def note(role: str) -> None:
     kept = _kept.get(role)
     model = kept.model() if kept is not None else None
     if kept is not None and model is not None and kept.noted is None:
-        kept.noted = postprocessing.noted(model), frozenset(slot for slot, _ in _slots(model))
+        kept.noted = _before(model, {})
 
 
 def note_nothing(role: str) -> None:
@@ -170,7 +180,7 @@ def _seal(role: str) -> str | None:
     session = now.session
     try:
         if kept.noted is not None:
-            _note_update(model, kept, *kept.noted)
+            _note_update(model, kept, kept.noted)
             kept.noted = None
         kept.about["small"] = _small(model, kept.about["small"])
         about = {**kept.about, "held": _of(now)}
@@ -309,6 +319,7 @@ def _described(model: torch.nn.Module, before: Before, now: Held,
     for slot, tensor in _slots(model):
         if tensor.device != here and slot[0] == "attribute":
             # The constructor of a successor makes it, as it is no part of a checkpoint.
+            _check_same(slot, tensor, before, "load")
             continue
         if tensor.device != here or tensor.layout != torch.strided:
             raise NotResident(f"{_shown(slot)} is {tensor.layout} on {tensor.device}, and not a "
@@ -325,6 +336,15 @@ def _described(model: torch.nn.Module, before: Before, now: Held,
                       for entry in small.values()],
             "none": list(_absent(model)),
             "gone": sorted(before.slots - {slot for slot, _ in _slots(model)})}
+
+
+def _check_same(slot: Slot, tensor: torch.Tensor, before: Before, since: str) -> None:
+    """Raises NotResident for an attribute elsewhere than on the device that is new or has changed.
+    Writes through `.data` are not seen."""
+    old, version = before.attributes.get(slot, (None, None))
+    if old is None or old() is not tensor or tensor._version != version:
+        raise NotResident(f"{_shown(slot)} on {tensor.device} is new, or has changed, since its "
+                          f"{since} began")
 
 
 def _how(tensor: torch.Tensor, slot: Slot, before: Before) -> dict[str, Any]:
@@ -404,25 +424,27 @@ def _small(model: torch.nn.Module, entries: list[dict[str, Any]]) -> list[dict[s
     return found
 
 
-def _note_update(model: torch.nn.Module, kept: Kept, noted: postprocessing.Noted,
-                 slots: frozenset[Slot]) -> None:
+def _note_update(model: torch.nn.Module, kept: Kept, before: Before) -> None:
     """Puts what an update has changed into the description. Moves tensors that it has made anew to
     their places in the blocks. NotResident: a successor would lack something."""
-    changed, objects = postprocessing.changes(noted, postprocessing.noted(model))
+    changed, objects = postprocessing.changes(before.noted, postprocessing.noted(model))
     if objects is not None:
         raise NotResident(f"after its update, {objects}")
     known = [change["at"] for change in kept.about["changes"]]
     kept.about["changes"] += [change for change in changed if change["at"] not in known]
     kept.about["changes"] = postprocessing.now(model, kept.about["changes"])
-    _put_back(model, kept, slots)
+    _put_back(model, kept, before)
 
 
-def _put_back(model: torch.nn.Module, kept: Kept, before: frozenset[Slot]) -> None:
+def _put_back(model: torch.nn.Module, kept: Kept, before: Before) -> None:
     known = {tuple(slot) for part in ("tensors", "small") for entry in kept.about[part]
              for slot in entry["names"]}
-    for slot, _ in _slots(model):
-        if slot not in known | before:
+    for slot, tensor in _slots(model):
+        if slot not in known | before.slots:
             raise NotResident(f"{_shown(slot)} has come with the update")
+        if (slot[0] == "attribute" and slot not in known and kept.blocks
+                and tensor.device != kept.blocks[0].bytes.device):
+            _check_same(slot, tensor, before, "update")
     for entry in kept.about["tensors"]:
         slots = entry["names"]
         if all(_lies(_get(model, slot), kept.blocks, entry) for slot in slots):
