@@ -1,4 +1,4 @@
-"""When a model that outlives its worker is sealed and noted: rules that need no agent and no engine."""
+"""When a model that outlives its worker is noted and sealed: rules without agents and engines."""
 import json
 import sys
 import types
@@ -138,7 +138,8 @@ def transfer(monkeypatch):
                 "WeightTransferUpdateInfo": Info},
             "distributed.weight_transfer.factory": {"WeightTransferEngineFactory": None},
             "model_executor.model_loader.reload": {
-                "initialize_layerwise_reload": nothing, "finalize_layerwise_reload": nothing}}.items():
+                "initialize_layerwise_reload": nothing,
+                "finalize_layerwise_reload": nothing}}.items():
         monkeypatch.setitem(sys.modules, f"vllm.{name}", types.SimpleNamespace(**members))
     monkeypatch.delitem(sys.modules, "rekindle.vllm.transfer", raising=False)
     from rekindle.vllm import transfer as backend
