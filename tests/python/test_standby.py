@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 import rekindle.errors
 from rekindle import standby
+from rekindle.vllm import waiting
 from rekindle.vllm.waiting import wait_in_standby
 
 np = pytest.importorskip("numpy")
@@ -161,13 +162,42 @@ def test_c_waits_in_rk_connect_too():
     assert "the `rekindle run` that started it has ended" in done.stderr
 
 
+def parallel(**more):
+    return types.SimpleNamespace(**{
+        "distributed_executor_backend": "mp", "data_parallel_backend": "mp", "nnodes_within_dp": 1,
+        "data_parallel_rank_local": None, "data_parallel_index": 0, "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 1, **more})
+
+
+@pytest.mark.parametrize("more, gpu", [
+    ({}, 1), ({"data_parallel_rank_local": 2}, 5), ({"data_parallel_index": 1}, 3),
+    ({"data_parallel_rank_local": 2, "pipeline_parallel_size": 2}, 9),
+    ({"data_parallel_rank_local": 2, "distributed_executor_backend": "ray"}, 1),
+    ({"data_parallel_rank_local": 2, "data_parallel_backend": "ray"}, 1),
+    ({"data_parallel_rank_local": 2, "nnodes_within_dp": 2}, 1)])
+def test_a_standby_of_vllm_starts_the_gpu_that_its_worker_will_have(monkeypatch, more, gpu):
+    torch = pytest.importorskip("torch")
+    for name, members in {
+            "vllm.v1.worker": {"gpu_model_runner": None},
+            "vllm.model_executor.model_loader.utils": {"get_model_architecture": lambda _: None}}.items():
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**members))
+    begun = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)
+    monkeypatch.setattr(torch, "zeros", lambda size, device: begun.append(device))
+    waiting._start_up(types.SimpleNamespace(
+        worker=types.SimpleNamespace(local_rank=1),
+        vllm_config=types.SimpleNamespace(model_config="llama", parallel_config=parallel(**more))))
+    assert begun == [f"cuda:{gpu}"]
+
+
 def test_a_worker_of_vllm_waits_before_it_measures_memory(door, monkeypatch):
     """Once, with the model imported and the environment of its turn."""
     pytest.importorskip("torch")
     done = []
 
     class WorkerWrapperBase:
-        vllm_config = types.SimpleNamespace(model_config="llama")
+        vllm_config = types.SimpleNamespace(model_config="llama", parallel_config=parallel())
         worker = types.SimpleNamespace(local_rank=0)
 
         def init_device(self):

@@ -45,11 +45,13 @@ Slot = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Before:
-    """A model before its load."""
+    """A model before its load or an update."""
 
     noted: postprocessing.Noted
     slots: frozenset[Slot]
-    # The attributes of each parameter.
+    # Tensors that are attributes, and their versions.
+    attributes: dict[Slot, tuple[weakref.ref[torch.Tensor], int]]
+    # The attributes of each parameter, before a load.
     parameters: dict[Slot, tuple[type, dict[str, Any]]]
 
 
@@ -63,7 +65,7 @@ class Kept:
     # What the description has besides values that change.
     about: dict[str, Any]
     # The model before an update. While it serves, an engine may change what it likes.
-    noted: tuple[postprocessing.Noted, frozenset[Slot]] | None = None
+    noted: Before | None = None
 
 
 @dataclass
@@ -98,8 +100,16 @@ def begin(model: torch.nn.Module) -> Before:
         if slot[0] == "parameter":
             parameters[slot] = type(tensor), dict(vars(tensor))
             setattr(tensor, _MARK, slot)
-    return Before(postprocessing.noted(model), frozenset(slot for slot, _ in _slots(model)),
-                  parameters)
+    return _before(model, parameters)
+
+
+def _before(model: torch.nn.Module,
+            parameters: dict[Slot, tuple[type, dict[str, Any]]]) -> Before:
+    slots = dict(_slots(model))
+    # Tensors of inference mode have no version. They count as changed.
+    attributes = {slot: (weakref.ref(tensor), tensor._version) for slot, tensor in slots.items()
+                  if slot[0] == "attribute" and not tensor.is_inference()}
+    return Before(postprocessing.noted(model), frozenset(slots), attributes, parameters)
 
 
 def keep(model: torch.nn.Module, before: Before, role: str, key: str, ranks: Ranks,
@@ -145,13 +155,14 @@ def note(role: str) -> None:
     kept = _kept.get(role)
     model = kept.model() if kept is not None else None
     if kept is not None and model is not None and kept.noted is None:
-        kept.noted = postprocessing.noted(model), frozenset(slot for slot, _ in _slots(model))
+        kept.noted = _before(model, {})
 
 
 def note_nothing(role: str) -> None:
-    """For an update that has failed."""
-    kept = _kept.get(role)
-    if kept is not None:
+    """For an update that has failed. A model that may have been written keeps its first note: the
+    next update adds to these changes."""
+    kept, now = _kept.get(role), held(role)
+    if kept is not None and (now is None or now.torn is None):
         kept.noted = None
 
 
@@ -163,10 +174,13 @@ def _seal(role: str) -> str | None:
     if kept is None or model is None or now is None:
         _kept.pop(role, None)
         return None
+    if now.torn is not None:
+        del _kept[role]
+        return f"it may have weights of two versions, as an update has failed: {now.torn}"
     session = now.session
     try:
         if kept.noted is not None:
-            _note_update(model, kept, *kept.noted)
+            _note_update(model, kept, kept.noted)
             kept.noted = None
         kept.about["small"] = _small(model, kept.about["small"])
         about = {**kept.about, "held": _of(now)}
@@ -305,6 +319,7 @@ def _described(model: torch.nn.Module, before: Before, now: Held,
     for slot, tensor in _slots(model):
         if tensor.device != here and slot[0] == "attribute":
             # The constructor of a successor makes it, as it is no part of a checkpoint.
+            _check_same(slot, tensor, before, "load")
             continue
         if tensor.device != here or tensor.layout != torch.strided:
             raise NotResident(f"{_shown(slot)} is {tensor.layout} on {tensor.device}, and not a "
@@ -321,6 +336,15 @@ def _described(model: torch.nn.Module, before: Before, now: Held,
                       for entry in small.values()],
             "none": list(_absent(model)),
             "gone": sorted(before.slots - {slot for slot, _ in _slots(model)})}
+
+
+def _check_same(slot: Slot, tensor: torch.Tensor, before: Before, since: str) -> None:
+    """Raises NotResident for an attribute elsewhere than on the device that is new or has changed.
+    Writes through `.data` are not seen."""
+    old, version = before.attributes.get(slot, (None, None))
+    if old is None or old() is not tensor or tensor._version != version:
+        raise NotResident(f"{_shown(slot)} on {tensor.device} is new, or has changed, since its "
+                          f"{since} began")
 
 
 def _how(tensor: torch.Tensor, slot: Slot, before: Before) -> dict[str, Any]:
@@ -400,39 +424,44 @@ def _small(model: torch.nn.Module, entries: list[dict[str, Any]]) -> list[dict[s
     return found
 
 
-def _note_update(model: torch.nn.Module, kept: Kept, noted: postprocessing.Noted,
-                 slots: frozenset[Slot]) -> None:
+def _note_update(model: torch.nn.Module, kept: Kept, before: Before) -> None:
     """Puts what an update has changed into the description. Moves tensors that it has made anew to
     their places in the blocks. NotResident: a successor would lack something."""
-    changed, objects = postprocessing.changes(noted, postprocessing.noted(model))
+    changed, objects = postprocessing.changes(before.noted, postprocessing.noted(model))
     if objects is not None:
         raise NotResident(f"after its update, {objects}")
     known = [change["at"] for change in kept.about["changes"]]
     kept.about["changes"] += [change for change in changed if change["at"] not in known]
     kept.about["changes"] = postprocessing.now(model, kept.about["changes"])
-    _put_back(model, kept, slots)
+    _put_back(model, kept, before)
 
 
-def _put_back(model: torch.nn.Module, kept: Kept, before: frozenset[Slot]) -> None:
+def _put_back(model: torch.nn.Module, kept: Kept, before: Before) -> None:
     known = {tuple(slot) for part in ("tensors", "small") for entry in kept.about[part]
              for slot in entry["names"]}
-    for slot, _ in _slots(model):
-        if slot not in known | before:
+    for slot, tensor in _slots(model):
+        if slot not in known | before.slots:
             raise NotResident(f"{_shown(slot)} has come with the update")
+        if (slot[0] == "attribute" and slot not in known and kept.blocks
+                and tensor.device != kept.blocks[0].bytes.device):
+            _check_same(slot, tensor, before, "update")
     for entry in kept.about["tensors"]:
-        for slot in entry["names"]:
-            new = _get(model, slot)
-            if _lies(new, kept.blocks, entry):
-                continue
-            place = view(kept.blocks[entry["block"]], entry)
-            if (new is None or new.dtype != place.dtype or new.shape != place.shape
-                    or new.device != place.device):
-                raise NotResident(f"{_shown(slot)} is another tensor than at its load")
-            place.copy_(new.detach())
-            if slot[0] == "parameter":
-                new.data = place
-            else:
-                _set(model, slot, place)
+        slots = entry["names"]
+        if all(_lies(_get(model, slot), kept.blocks, entry) for slot in slots):
+            continue
+        new, place = _get(model, slots[0]), view(kept.blocks[entry["block"]], entry)
+        other = next((slot for slot in slots if _get(model, slot) is not new), None)
+        if other is not None:
+            raise NotResident(f"{_shown(slots[0])} and {_shown(other)} have become two tensors")
+        if (new is None or new.dtype != place.dtype or new.shape != place.shape
+                or new.device != place.device):
+            raise NotResident(f"{_shown(slots[0])} is another tensor than at its load")
+        place.copy_(new.detach())
+        if any(slot[0] == "parameter" for slot in slots):
+            new.data = place
+            continue
+        for slot in slots:
+            _set(model, slot, place)
 
 
 # --- binding
@@ -452,11 +481,27 @@ def _bind(model: torch.nn.Module, taken: Taken) -> None:
         _dict(model, slot).pop(slot[2], None)
     for slot in about["none"]:
         _set(model, tuple(slot), None)
+    _check_bound(model, taken)
     known = {tuple(slot) for part in ("tensors", "small") for entry in about[part]
              for slot in entry["names"]}
     for slot, _ in _slots(model):
         if slot not in known and slot[0] != "attribute":
             raise InvalidError(f"it has no {_shown(slot)}")
+
+
+def _check_bound(model: torch.nn.Module, taken: Taken) -> None:
+    """Raises InvalidError where the constructor shares a tensor that post-processing has made two:
+    the second value is in place of the first."""
+    for entry in taken.about["tensors"]:
+        for slot in entry["names"]:
+            if not _lies(_get(model, slot), taken.blocks, entry):
+                raise InvalidError(f"{_shown(slot)} shares its tensor with another name")
+    storages: set[int] = set()
+    for entry in taken.about["small"]:
+        tensor = _get(model, entry["names"][0])
+        if tensor is None or _storage(tensor) in storages:
+            raise InvalidError(f"{_shown(entry['names'][0])} shares its memory with another name")
+        storages.add(_storage(tensor))
 
 
 def _bind_one(model: torch.nn.Module, entry: dict[str, Any], value: torch.Tensor, *,

@@ -111,8 +111,9 @@ class RekindleModelLoader(DefaultModelLoader):
                 note("target")
             try:
                 filling.update(model, options, load)
-            except BaseException:
-                note_nothing("target")
+            except Exception:
+                if is_target:
+                    note_nothing("target")
                 raise
             DefaultModelLoader.postprocess_weights(model, target_device)
             if is_target:

@@ -21,6 +21,7 @@ from .._engines.loading import (
     one_version)
 from .._engines.options import Options
 from .._engines.reading import whole_tensors
+from .._engines.resident import forget
 from ..errors import InvalidError, NotFoundError
 from . import resident, versions
 from .layout import load_layout
@@ -138,6 +139,8 @@ class RekindleModelLoader(BaseModelLoader):
 
 
 def _given(role: str, found: Held) -> Iterator[tuple[str, torch.Tensor]]:
+    # vLLM post-processes later, and does not say when that is done.
+    forget(role)
     try:
         yield from whole_tensors(found.session, found.options.load_timeout)
         found.session.loaded()

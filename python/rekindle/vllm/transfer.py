@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from .._engines.loading import held
 from .._engines.options import Options
-from .._engines.resident import note, seal_again
+from .._engines.resident import forget, note, seal_again
 from ..errors import InvalidError
 from .reloading import abandon
 from .updating import bring
@@ -58,9 +58,13 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
         if init_info.options is not None:
             self._options = Options.parse(init_info.options)
 
+    @property
+    def _is_target(self) -> bool:
+        return self.model is getattr(self, "_default_model", self.model)
+
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-        if self.model is getattr(self, "_default_model", self.model):
+        if self._is_target:
             note("target")
         initialize_layerwise_reload(self.model)
         self._updated = False
@@ -68,7 +72,8 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
         finalize_layerwise_reload(self.model, self.model_config)
-        seal_again("target")
+        if self._updated and self._is_target:
+            seal_again("target")
         if not self._updated:
             # An error here would leave vLLM inside the update.
             logger.warning("rekindle: the weight update ends and no version was loaded")
@@ -80,7 +85,10 @@ class RekindleTransferEngine(WeightTransferEngine[RekindleInitInfo, RekindleUpda
 
         Raises what `attach` raises, and InvalidError naming parameters without weights."""
         model: torch.nn.Module = self.model
-        role = "target" if model is getattr(self, "_default_model", model) else "draft"
+        role = "target" if self._is_target else "draft"
+        if load_weights is not None:
+            # The reload of vLLM 0.23 has begun, and its end is not known here.
+            forget(role)
         now = held(role)
         options = self._options or (now.options if now is not None else Options())
         options = replace(options, model=update_info.model or options.model,

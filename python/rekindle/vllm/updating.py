@@ -139,9 +139,9 @@ def complete(following: Next, role: str) -> Held:
     try:
         return finish(following, role, ranks_of(role), update)
     except BaseException as why:
-        note_nothing(role)
         if now is not None and update.begun:
             now.torn = str(why) or type(why).__name__
+        note_nothing(role)
         raise
 
 

@@ -33,5 +33,19 @@ def _start_up(wrapper: Any) -> None:
     from vllm.model_executor.model_loader.utils import get_model_architecture
     from vllm.v1.worker import gpu_model_runner  # noqa: F401
     get_model_architecture(wrapper.vllm_config.model_config)
-    if torch.cuda.is_available():
-        torch.zeros(1, device=f"cuda:{wrapper.worker.local_rank}")
+    gpu = _gpu(wrapper.worker.local_rank, wrapper.vllm_config.parallel_config)
+    if torch.cuda.is_available() and gpu < torch.cuda.device_count():
+        torch.zeros(1, device=f"cuda:{gpu}")
+
+
+def _gpu(local_rank: int, parallel: Any) -> int:
+    """Returns the GPU that vLLM's `init_device` will choose: replicas of one host have theirs one
+    after the other."""
+    if (parallel.distributed_executor_backend in ("ray", "external_launcher")
+            or getattr(parallel, "data_parallel_backend", "mp") == "ray"
+            or getattr(parallel, "nnodes_within_dp", 1) != 1):
+        return local_rank
+    replica: int | None = parallel.data_parallel_rank_local
+    if replica is None:
+        replica = getattr(parallel, "data_parallel_index", 0)
+    return local_rank + replica * parallel.pipeline_parallel_size * parallel.tensor_parallel_size
