@@ -14,6 +14,7 @@ from conftest import BINARY, PATIENCE_S, Rekindle, eventually
 from test_resident import agent_log, events, keeper_of, residents
 
 import rekindle
+from rekindle.torch import Models
 
 WORKER = pathlib.Path(__file__).with_name("switch_process.py")
 DEVICE = "double:0"
@@ -285,11 +286,16 @@ def test_a_successor_takes_over_the_model_that_served_last(fleet):
         check(second.answer(), "a")
 
 
+def test_models_that_lack_tensors_are_refused():
+    """Their memory has the bytes of another model."""
+    with pytest.raises(rekindle.InvalidError, match="strict=False"):
+        Models({"a": torch.nn.Linear(2, 3)}, device=DEVICE, strict=False)
+
+
 def test_models_of_transformers_take_turns(fleet, tmp_path):
     """Their checkpoints have other names than the modules, and the modules have buffers that no checkpoint has."""
     transformers = pytest.importorskip("transformers")
     import transformers_models as known
-    from rekindle.torch import Models
     names = ("llama", "qwen3_moe")
     wanted = {}
     for name in names:

@@ -58,19 +58,24 @@ class Models:
     Only the module that serves may be used: the others share its memory."""
 
     def __init__(self, models: Mapping[str, Built], *, resident: bool | str = False,
-                 strict: bool = True, convert: bool = False, load_timeout: float | None = 60.0,
+                 convert: bool = False, load_timeout: float | None = 60.0,
                  commit_timeout: float | None = 60.0, **options: Any) -> None:
         """`models`: the module of each model of Rekindle, or a function that builds it: on the meta
         device, so that only the arena takes memory. `resident`: the parameters of the model that
         serves outlive this process, as in `load`. `commit_timeout`: seconds for the other ranks.
-        Other arguments are those of `load`. `generation` counts up with each switch of an instance
-        of several ranks, so give all ranks of a start the same one, higher than those before.
+        Other arguments are those of `load`, without `strict`: each model needs a tensor for every
+        parameter, as the memory may have bytes of another model. `generation` counts up with each
+        switch of an instance of several ranks, so give all ranks of a start the same one, higher
+        than those before.
 
         ExhaustedError: the device has no room for the largest model."""
         if not models:
             raise InvalidError("Models needs at least one model")
+        if not options.pop("strict", True):
+            raise InvalidError("Models takes no strict=False: a parameter without a tensor would have "
+                               "the bytes of another model; give each model all of its tensors")
         self._modules = {name: _built(built) for name, built in models.items()}
-        self._resident, self._strict, self._convert = resident, strict, convert
+        self._resident, self._convert = resident, convert
         self._load_timeout, self._commit_timeout = load_timeout, commit_timeout
         self._world = _attaching.number(options.pop("world", None), "WORLD", 1)
         self._generation = _attaching.number(options.pop("generation", None), "GENERATION", 0)
@@ -282,7 +287,7 @@ class Models:
             self._bind(self._resident_arena(name, version))
         known = self._plans.get((name, version)) if isinstance(version, int) else None
         if known is None:
-            known = _declare(module, name, version, self._strict, self._convert,
+            known = _declare(module, name, version, True, self._convert,
                              self._load_timeout, dict(self._options))
             self._plans[name, known.version] = known
         return known
@@ -324,7 +329,7 @@ class Models:
         extra = "" if self._resident is True else self._resident
         return residents.key_of(
             self._modules[name], f"{extra} in turns, {self._bytes} bytes, "
-            f"convert={self._convert} strict={self._strict}", self._options)
+            f"convert={self._convert}", self._options)
 
     def _take(self, name: str, version: str | int | None) -> bool:
         """Takes over what a predecessor has left. False: there is nothing for this worker."""
