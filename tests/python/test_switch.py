@@ -286,6 +286,20 @@ def test_a_successor_takes_over_the_model_that_served_last(fleet):
         check(second.answer(), "a")
 
 
+def test_a_resident_copy_with_other_places_is_not_taken(fleet):
+    """Also if the keys should be equal."""
+    with Worker(fleet, "b", resident=True, key="equal"):
+        assert eventually(lambda: [copy["id"] for copy in residents(fleet)] == ["b@1"])
+    with Worker(fleet, "b", resident=True, key="equal", norm_first=True) as second:
+        assert "lie elsewhere" in second.ready["warned"].pop()
+        check(second.ready, "b")
+        assert second.ready["rung"] != "resident"
+        assert eventually(lambda: [copy["id"] for copy in residents(fleet)] == ["b@1"])
+    with Worker(fleet, "b", resident=True, key="equal", norm_first=True) as third:
+        check(third.ready, "b")
+        assert third.ready["rung"] == "resident"
+
+
 def test_models_that_lack_tensors_are_refused():
     """Their memory has the bytes of another model."""
     with pytest.raises(rekindle.InvalidError, match="strict=False"):

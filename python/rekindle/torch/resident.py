@@ -62,16 +62,19 @@ def is_kept(model: torch.nn.Module) -> bool:
 
 def key_of(model: torch.nn.Module, extra: str, options: Mapping[str, Any]) -> str:
     """Returns a text that differs whenever the bytes of this module's parameters may mean something
-    else: its classes, its tensors, its shard, torch, the kind of device, and `extra`."""
+    else: its classes, its tensors, which of them are tied or saved, the settings of a transformers
+    model, its shard, torch, the kind of device, and `extra`."""
     device = memory.torch_device(options.get("device"))
     kind = torch.cuda.get_device_properties(device).name if device.type == "cuda" else "cpu"
     shard = options.get("shard")
+    saved = model.state_dict(keep_vars=True).keys()
     means = {
         "format": _FORMAT, "torch": torch.__version__, "cuda": torch.version.cuda, "device": kind,
         "classes": [f"{type(module).__module__}.{type(module).__qualname__}"
                     for module in model.modules()],
-        "tensors": [(name, str(value.dtype), list(value.shape), isinstance(value, torch.nn.Parameter))
-                    for name, value in _named(model)],
+        "tensors": [(name, str(value.dtype), list(value.shape), isinstance(value, torch.nn.Parameter),
+                     name in saved) for name, value in _named(model)],
+        "ties": [names for _, names in _tensors(model).values() if len(names) > 1],
         "shard": shard if shard is None or isinstance(shard, str) else repr(list(shard)),
         "spec": repr(options.get("spec")), "extra": extra,
     }

@@ -345,9 +345,11 @@ class Models:
                 return False
             try:
                 assert session._device is not None
-                _, blocks = _resident.open_copy(session._native, session._device)
+                description, blocks = _resident.open_copy(session._native, session._device)
                 if len(blocks) != 1 or blocks[0].size < self._bytes:
                     raise InvalidError("it is no arena for these models")
+                if description != _described(_places(self._modules[name])):
+                    raise InvalidError(f"the tensors of {name} lie elsewhere in it")
                 self._block = blocks[0]
                 self._bind(blocks[0].bytes)
             except (InvalidError, UnavailableError, ExhaustedError) as why:
@@ -383,7 +385,6 @@ class Models:
         if session._device is not None:
             session._device.synchronize()
         places = self._places[serving.name]
-        tensors = [{"names": place.names, "at": place.at} for place in places]
         parts = residents.parts_of(
             [{"names": place.names, "at": place.at, "block": 0, "dtype": str(place.value.dtype),
               "shape": list(place.value.shape), "stride": list(place.value.stride())}
@@ -391,8 +392,7 @@ class Models:
             tensors_of(self._modules[serving.name]))
         try:
             _resident.seal(session._native, self._key(serving.name),
-                           json.dumps({"tensors": tensors}).encode(), [self._block],
-                           _SEAL_TIMEOUT_S, parts)
+                           _described(places), [self._block], _SEAL_TIMEOUT_S, parts)
         except Error as why:
             warnings.warn(f"the parameters of {serving.name}@{serving.version} are not resident: "
                           f"{why}", stacklevel=3)
@@ -412,6 +412,12 @@ def _places(module: torch.nn.Module) -> list[_Place]:
             places.append(_Place(names, value, at))
             at += residents._aligned(value.numel() * value.element_size())
     return places
+
+
+def _described(places: list[_Place]) -> bytes:
+    """The description of a resident copy with these places."""
+    return json.dumps({"tensors": [{"names": place.names, "at": place.at}
+                                   for place in places]}).encode()
 
 
 def _end(places: list[_Place]) -> int:
