@@ -151,6 +151,26 @@ def test_the_key_tells_apart_whether_a_buffer_is_saved():
     assert saved == same != unsaved
 
 
+def test_the_key_of_a_transformers_model_has_its_settings(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    import transformers_models as known
+
+    def build(**changes):
+        config = known.config("llama")
+        for name, value in changes.items():
+            setattr(config, name, value)
+        with torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(config)
+
+    key = key_of(build())
+    assert key == key_of(build()) == key_of(build(_name_or_path="elsewhere"))
+    assert key != key_of(build(rms_norm_eps=0.25))
+    # Also inside a module of another kind.
+    assert key_of(torch.nn.Sequential(build())) != key_of(torch.nn.Sequential(build(rms_norm_eps=0.25)))
+    monkeypatch.setitem(vars(sys.modules["transformers"]), "__version__", "0")
+    assert key != key_of(build())
+
+
 def test_the_instance_is_ready_again_and_its_recovery_names_the_rung(fleet):
     with Worker(fleet, instance="i"):
         pass

@@ -22,7 +22,7 @@ from ..boxes import Box, row_major
 from ..errors import (
     ExhaustedError, InvalidError, NotFoundError, TimeoutError, UnavailableError)
 from ..recording.tracer import TensorMeta
-from . import memory
+from . import conversion, memory
 
 # Of a tensor in a block: enough for every kernel.
 _ALIGN = 256
@@ -76,9 +76,24 @@ def key_of(model: torch.nn.Module, extra: str, options: Mapping[str, Any]) -> st
                      name in saved) for name, value in _named(model)],
         "ties": [names for _, names in _tensors(model).values() if len(names) > 1],
         "shard": shard if shard is None or isinstance(shard, str) else repr(list(shard)),
-        "spec": repr(options.get("spec")), "extra": extra,
+        "spec": repr(options.get("spec")), "extra": extra, "transformers": _settings(model),
     }
     return hashlib.sha256(json.dumps(means, sort_keys=True).encode()).hexdigest()
+
+
+def _settings(model: torch.nn.Module) -> list[Any] | None:
+    """Returns the release of transformers and the configs of its modules. None: the module has none
+    of these."""
+    configs = {id(module.config): module.config for module in model.modules()
+               if conversion.is_pretrained(module)}
+    if not configs:
+        return None
+    import transformers
+    found = [json.loads(config.to_json_string(use_diff=False)) for config in configs.values()]
+    for config in found:
+        # It says from where the config was read, and nothing of the model.
+        config.pop("_name_or_path", None)
+    return [transformers.__version__, *found]
 
 
 def take(model: torch.nn.Module, name: str | None, version: str | int | None, key: str,
