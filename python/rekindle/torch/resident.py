@@ -84,8 +84,8 @@ def key_of(model: torch.nn.Module, extra: str, options: Mapping[str, Any]) -> st
 def _settings(model: torch.nn.Module) -> list[Any] | None:
     """Returns the release of transformers and the configs of its modules. None: the module has none
     of these."""
-    configs = {id(module.config): module.config for module in model.modules()
-               if conversion.is_pretrained(module)}
+    configs: dict[int, Any] = {id(module.config): module.config for module in model.modules()
+                               if conversion.is_pretrained(module)}
     if not configs:
         return None
     import transformers
