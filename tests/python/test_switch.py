@@ -14,7 +14,7 @@ from conftest import BINARY, PATIENCE_S, Rekindle, eventually
 from test_resident import agent_log, events, keeper_of, residents
 
 import rekindle
-from rekindle.torch import Models
+from rekindle.torch import Models, turns
 
 WORKER = pathlib.Path(__file__).with_name("switch_process.py")
 DEVICE = "double:0"
@@ -298,6 +298,23 @@ def test_a_resident_copy_with_other_places_is_not_taken(fleet):
     with Worker(fleet, "b", resident=True, key="equal", norm_first=True) as third:
         check(third.ready, "b")
         assert third.ready["rung"] == "resident"
+
+
+def test_a_switch_to_the_newest_version_uses_what_was_prepared(fleet, monkeypatch):
+    declared, declare = [], turns._declare
+    monkeypatch.setattr(turns, "_declare", lambda *what: declared.append(what[1:3]) or declare(*what))
+    with Models({name: torch.nn.Linear(40, 17) for name in "xy"}, device=DEVICE, agent=fleet.store("a")) as models:
+        for name in "xy":
+            rekindle.publish(torch.nn.Linear(40, 17).state_dict(), f"{name}@1", agent=fleet.store("a"))
+        models.switch("x")
+        models.prepare("y")
+        assert declared == [("x", 1), ("y", 1)]
+        models.switch("y")
+        models.switch("x")
+        assert len(declared) == 2
+        rekindle.publish(torch.nn.Linear(40, 17).state_dict(), "y@2", agent=fleet.store("a"))
+        models.switch("y")
+        assert models.session.version == 2 and declared[2:] == [("y", 2)]
 
 
 def test_models_that_lack_tensors_are_refused():

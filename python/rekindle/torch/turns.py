@@ -18,6 +18,7 @@ import torch
 from .. import _attaching, _resident
 from .. import session as sessions
 from ..boxes import Box
+from ..cataloging import catalog
 from ..errors import (
     Error, ExhaustedError, InvalidError, NotFoundError, PeerLostError, StaleError, TimeoutError,
     UnavailableError)
@@ -285,12 +286,14 @@ class Models:
         module = self._module(name)
         if not self._places:
             self._bind(self._resident_arena(name, version))
-        known = self._plans.get((name, version)) if isinstance(version, int) else None
-        if known is None:
-            known = _declare(module, name, version, True, self._convert,
-                             self._load_timeout, dict(self._options))
-            self._plans[name, known.version] = known
-        return known
+        if not isinstance(version, int):
+            where = {key: self._options[key] for key in ("agent", "fallback_dir", "timeout")
+                     if key in self._options}
+            version = catalog(name, version, **where).version
+        if (name, version) not in self._plans:
+            self._plans[name, version] = _declare(module, name, version, True, self._convert,
+                                                  self._load_timeout, dict(self._options))
+        return self._plans[name, version]
 
     def _module(self, name: str) -> torch.nn.Module:
         if name not in self._modules:
