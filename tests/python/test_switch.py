@@ -317,6 +317,15 @@ def test_a_switch_to_the_newest_version_uses_what_was_prepared(fleet, monkeypatc
         assert models.session.version == 2 and declared[2:] == [("y", 2)]
 
 
+def test_no_resident_copy_is_taken_for_a_module_with_an_unsaved_buffer_on_meta(monkeypatch):
+    """The copy has no bytes for it."""
+    module = torch.nn.Linear(2, 3)
+    module.register_buffer("mask", torch.empty(3, device="meta"), persistent=False)
+    models = Models({"a": module}, device=DEVICE, resident=True)
+    monkeypatch.setattr(turns.sessions, "attach", lambda *_, **__: pytest.fail("it attaches"))
+    assert not models._take("a", 1)
+
+
 def test_models_that_lack_tensors_are_refused():
     """Their memory has the bytes of another model."""
     with pytest.raises(rekindle.InvalidError, match="strict=False"):

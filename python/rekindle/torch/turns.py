@@ -25,7 +25,7 @@ from ..errors import (
 from ..orders import Order
 from . import memory
 from . import resident as residents
-from .modules import _Declared, _declare, tensors_of
+from .modules import _Declared, _declare, _meta_buffers, tensors_of
 
 Built = Union[torch.nn.Module, Callable[[], torch.nn.Module]]
 _SEAL_TIMEOUT_S = 120.0
@@ -337,7 +337,8 @@ class Models:
     def _take(self, name: str, version: str | int | None) -> bool:
         """Takes over what a predecessor has left. False: there is nothing for this worker."""
         self._module(name)
-        if self._places:
+        # A version fills no buffers that are not saved. A load finds their values, or says why not.
+        if self._places or _meta_buffers(self._modules[name]):
             return False
         where = {key: value for key, value in self._options.items() if key not in residents._BYTES}
         with self._measure("load"):
