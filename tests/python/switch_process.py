@@ -16,17 +16,20 @@ SHAPES = {"a": (64, 300), "b": (64, 300), "c": (17, 40), "misfit": (64, 300)}
 
 
 class Net(torch.nn.Module):
-    def __init__(self, rows, columns):
+    def __init__(self, rows, columns, norm_first):
         super().__init__()
+        if norm_first:
+            self.norm = torch.nn.LayerNorm(columns)
         self.first = torch.nn.Linear(columns, rows)
-        self.norm = torch.nn.LayerNorm(columns)
+        if not norm_first:
+            self.norm = torch.nn.LayerNorm(columns)
         self.tied = self.norm
         self.register_buffer("scale", torch.ones(5))
 
 
-def build(name):
+def build(name, norm_first):
     with torch.device("meta"):
-        net = Net(*SHAPES[name])
+        net = Net(*SHAPES[name], norm_first)
     # It is not saved, so its values are the builder's.
     net.register_buffer("mask", torch.full((3,), float(len(name))), persistent=False)
     return net
@@ -37,6 +40,9 @@ def main():
     options = json.loads(sys.argv[4])
     dies_at, hangs_at, fails_at, rebinds = (
         options.pop(key, None) for key in ("dies_at", "hangs_at", "fails_at", "rebinds"))
+    norm_first, key = options.pop("norm_first", False), options.pop("key", None)
+    if key:
+        rekindle.torch.turns.residents.key_of = lambda *_: key
     warned = []
     warnings.showwarning = lambda message, *rest, **more: warned.append(str(message))
     drained = []
@@ -61,7 +67,7 @@ def main():
         }), flush=True)
 
     with torch.no_grad():
-        models = rekindle.torch.Models({name: lambda name=name: build(name) for name in options.pop("models", ["a", "b", "c"])},
+        models = rekindle.torch.Models({name: lambda name=name: build(name, norm_first) for name in options.pop("models", ["a", "b", "c"])},
                                        device=device, agent=store, **options)
         models.switch(first)
         answer()

@@ -15,6 +15,7 @@ import torch
 import rekindle
 import rekindle.torch
 from conftest import BINARY, PATIENCE_S, Rekindle, eventually
+from rekindle.torch import resident as residents_of_modules
 
 WORKER = pathlib.Path(__file__).with_name("resident_process.py")
 DEVICE = "double:0"
@@ -124,6 +125,50 @@ def test_a_successor_gets_the_tensors_of_a_worker_that_was_killed(fleet, meta):
         assert eventually(lambda: not residents(fleet))
     with Worker(fleet, instance="i", meta=meta) as third:
         check(third.ready, rung="local")
+
+
+def key_of(model):
+    return residents_of_modules.key_of(model, "", {"device": DEVICE})
+
+
+def pair():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+
+
+def test_the_key_tells_ties_apart():
+    tied, same = pair(), pair()
+    tied[1].weight = tied[0].weight
+    same[1].weight = same[0].weight
+    assert key_of(tied) == key_of(same) != key_of(pair())
+
+
+def test_the_key_tells_apart_whether_a_buffer_is_saved():
+    made = []
+    for persistent in (True, True, False):
+        made.append(pair())
+        made[-1].register_buffer("scale", torch.ones(3), persistent=persistent)
+    saved, same, unsaved = map(key_of, made)
+    assert saved == same != unsaved
+
+
+def test_the_key_of_a_transformers_model_has_its_settings(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    import transformers_models as known
+
+    def build(**changes):
+        config = known.config("llama")
+        for name, value in changes.items():
+            setattr(config, name, value)
+        with torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(config)
+
+    key = key_of(build())
+    assert key == key_of(build()) == key_of(build(_name_or_path="elsewhere"))
+    assert key != key_of(build(rms_norm_eps=0.25))
+    # Also inside a module of another kind.
+    assert key_of(torch.nn.Sequential(build())) != key_of(torch.nn.Sequential(build(rms_norm_eps=0.25)))
+    monkeypatch.setitem(vars(sys.modules["transformers"]), "__version__", "0")
+    assert key != key_of(build())
 
 
 def test_the_instance_is_ready_again_and_its_recovery_names_the_rung(fleet):

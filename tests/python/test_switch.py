@@ -14,6 +14,7 @@ from conftest import BINARY, PATIENCE_S, Rekindle, eventually
 from test_resident import agent_log, events, keeper_of, residents
 
 import rekindle
+from rekindle.torch import Models, turns
 
 WORKER = pathlib.Path(__file__).with_name("switch_process.py")
 DEVICE = "double:0"
@@ -285,11 +286,56 @@ def test_a_successor_takes_over_the_model_that_served_last(fleet):
         check(second.answer(), "a")
 
 
+def test_a_resident_copy_with_other_places_is_not_taken(fleet):
+    """Also if the keys should be equal."""
+    with Worker(fleet, "b", resident=True, key="equal"):
+        assert eventually(lambda: [copy["id"] for copy in residents(fleet)] == ["b@1"])
+    with Worker(fleet, "b", resident=True, key="equal", norm_first=True) as second:
+        assert "lie elsewhere" in second.ready["warned"].pop()
+        check(second.ready, "b")
+        assert second.ready["rung"] != "resident"
+        assert eventually(lambda: [copy["id"] for copy in residents(fleet)] == ["b@1"])
+    with Worker(fleet, "b", resident=True, key="equal", norm_first=True) as third:
+        check(third.ready, "b")
+        assert third.ready["rung"] == "resident"
+
+
+def test_a_switch_to_the_newest_version_uses_what_was_prepared(fleet, monkeypatch):
+    declared, declare = [], turns._declare
+    monkeypatch.setattr(turns, "_declare", lambda *what: declared.append(what[1:3]) or declare(*what))
+    with Models({name: torch.nn.Linear(40, 17) for name in "xy"}, device=DEVICE, agent=fleet.store("a")) as models:
+        for name in "xy":
+            rekindle.publish(torch.nn.Linear(40, 17).state_dict(), f"{name}@1", agent=fleet.store("a"))
+        models.switch("x")
+        models.prepare("y")
+        assert declared == [("x", 1), ("y", 1)]
+        models.switch("y")
+        models.switch("x")
+        assert len(declared) == 2
+        rekindle.publish(torch.nn.Linear(40, 17).state_dict(), "y@2", agent=fleet.store("a"))
+        models.switch("y")
+        assert models.session.version == 2 and declared[2:] == [("y", 2)]
+
+
+def test_no_resident_copy_is_taken_for_a_module_with_an_unsaved_buffer_on_meta(monkeypatch):
+    """The copy has no bytes for it."""
+    module = torch.nn.Linear(2, 3)
+    module.register_buffer("mask", torch.empty(3, device="meta"), persistent=False)
+    models = Models({"a": module}, device=DEVICE, resident=True)
+    monkeypatch.setattr(turns.sessions, "attach", lambda *_, **__: pytest.fail("it attaches"))
+    assert not models._take("a", 1)
+
+
+def test_models_that_lack_tensors_are_refused():
+    """Their memory has the bytes of another model."""
+    with pytest.raises(rekindle.InvalidError, match="strict=False"):
+        Models({"a": torch.nn.Linear(2, 3)}, device=DEVICE, strict=False)
+
+
 def test_models_of_transformers_take_turns(fleet, tmp_path):
     """Their checkpoints have other names than the modules, and the modules have buffers that no checkpoint has."""
     transformers = pytest.importorskip("transformers")
     import transformers_models as known
-    from rekindle.torch import Models
     names = ("llama", "qwen3_moe")
     wanted = {}
     for name in names:

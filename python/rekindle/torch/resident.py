@@ -22,7 +22,7 @@ from ..boxes import Box, row_major
 from ..errors import (
     ExhaustedError, InvalidError, NotFoundError, TimeoutError, UnavailableError)
 from ..recording.tracer import TensorMeta
-from . import memory
+from . import conversion, memory
 
 # Of a tensor in a block: enough for every kernel.
 _ALIGN = 256
@@ -62,20 +62,38 @@ def is_kept(model: torch.nn.Module) -> bool:
 
 def key_of(model: torch.nn.Module, extra: str, options: Mapping[str, Any]) -> str:
     """Returns a text that differs whenever the bytes of this module's parameters may mean something
-    else: its classes, its tensors, its shard, torch, the kind of device, and `extra`."""
+    else: its classes, its tensors, which of them are tied or saved, the settings of a transformers
+    model, its shard, torch, the kind of device, and `extra`."""
     device = memory.torch_device(options.get("device"))
     kind = torch.cuda.get_device_properties(device).name if device.type == "cuda" else "cpu"
     shard = options.get("shard")
+    saved = model.state_dict(keep_vars=True).keys()
     means = {
         "format": _FORMAT, "torch": torch.__version__, "cuda": torch.version.cuda, "device": kind,
         "classes": [f"{type(module).__module__}.{type(module).__qualname__}"
                     for module in model.modules()],
-        "tensors": [(name, str(value.dtype), list(value.shape), isinstance(value, torch.nn.Parameter))
-                    for name, value in _named(model)],
+        "tensors": [(name, str(value.dtype), list(value.shape), isinstance(value, torch.nn.Parameter),
+                     name in saved) for name, value in _named(model)],
+        "ties": [names for _, names in _tensors(model).values() if len(names) > 1],
         "shard": shard if shard is None or isinstance(shard, str) else repr(list(shard)),
-        "spec": repr(options.get("spec")), "extra": extra,
+        "spec": repr(options.get("spec")), "extra": extra, "transformers": _settings(model),
     }
     return hashlib.sha256(json.dumps(means, sort_keys=True).encode()).hexdigest()
+
+
+def _settings(model: torch.nn.Module) -> list[Any] | None:
+    """Returns the release of transformers and the configs of its modules. None: the module has none
+    of these."""
+    configs: dict[int, Any] = {id(module.config): module.config for module in model.modules()
+                               if conversion.is_pretrained(module)}
+    if not configs:
+        return None
+    import transformers
+    found = [json.loads(config.to_json_string(use_diff=False)) for config in configs.values()]
+    for config in found:
+        # It says from where the config was read, and nothing of the model.
+        config.pop("_name_or_path", None)
+    return [transformers.__version__, *found]
 
 
 def take(model: torch.nn.Module, name: str | None, version: str | int | None, key: str,

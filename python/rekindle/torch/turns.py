@@ -18,13 +18,14 @@ import torch
 from .. import _attaching, _resident
 from .. import session as sessions
 from ..boxes import Box
+from ..cataloging import catalog
 from ..errors import (
     Error, ExhaustedError, InvalidError, NotFoundError, PeerLostError, StaleError, TimeoutError,
     UnavailableError)
 from ..orders import Order
 from . import memory
 from . import resident as residents
-from .modules import _Declared, _declare, tensors_of
+from .modules import _Declared, _declare, _meta_buffers, tensors_of
 
 Built = Union[torch.nn.Module, Callable[[], torch.nn.Module]]
 _SEAL_TIMEOUT_S = 120.0
@@ -58,19 +59,24 @@ class Models:
     Only the module that serves may be used: the others share its memory."""
 
     def __init__(self, models: Mapping[str, Built], *, resident: bool | str = False,
-                 strict: bool = True, convert: bool = False, load_timeout: float | None = 60.0,
+                 convert: bool = False, load_timeout: float | None = 60.0,
                  commit_timeout: float | None = 60.0, **options: Any) -> None:
         """`models`: the module of each model of Rekindle, or a function that builds it: on the meta
         device, so that only the arena takes memory. `resident`: the parameters of the model that
         serves outlive this process, as in `load`. `commit_timeout`: seconds for the other ranks.
-        Other arguments are those of `load`. `generation` counts up with each switch of an instance
-        of several ranks, so give all ranks of a start the same one, higher than those before.
+        Other arguments are those of `load`, without `strict`: each model needs a tensor for every
+        parameter, as the memory may have bytes of another model. `generation` counts up with each
+        switch of an instance of several ranks, so give all ranks of a start the same one, higher
+        than those before.
 
         ExhaustedError: the device has no room for the largest model."""
         if not models:
             raise InvalidError("Models needs at least one model")
+        if not options.pop("strict", True):
+            raise InvalidError("Models takes no strict=False: a parameter without a tensor would have "
+                               "the bytes of another model; give each model all of its tensors")
         self._modules = {name: _built(built) for name, built in models.items()}
-        self._resident, self._strict, self._convert = resident, strict, convert
+        self._resident, self._convert = resident, convert
         self._load_timeout, self._commit_timeout = load_timeout, commit_timeout
         self._world = _attaching.number(options.pop("world", None), "WORLD", 1)
         self._generation = _attaching.number(options.pop("generation", None), "GENERATION", 0)
@@ -280,12 +286,14 @@ class Models:
         module = self._module(name)
         if not self._places:
             self._bind(self._resident_arena(name, version))
-        known = self._plans.get((name, version)) if isinstance(version, int) else None
-        if known is None:
-            known = _declare(module, name, version, self._strict, self._convert,
-                             self._load_timeout, dict(self._options))
-            self._plans[name, known.version] = known
-        return known
+        if not isinstance(version, int):
+            where = {key: self._options[key] for key in ("agent", "fallback_dir", "timeout")
+                     if key in self._options}
+            version = catalog(name, version, **where).version
+        if (name, version) not in self._plans:
+            self._plans[name, version] = _declare(module, name, version, True, self._convert,
+                                                  self._load_timeout, dict(self._options))
+        return self._plans[name, version]
 
     def _module(self, name: str) -> torch.nn.Module:
         if name not in self._modules:
@@ -324,12 +332,13 @@ class Models:
         extra = "" if self._resident is True else self._resident
         return residents.key_of(
             self._modules[name], f"{extra} in turns, {self._bytes} bytes, "
-            f"convert={self._convert} strict={self._strict}", self._options)
+            f"convert={self._convert}", self._options)
 
     def _take(self, name: str, version: str | int | None) -> bool:
         """Takes over what a predecessor has left. False: there is nothing for this worker."""
         self._module(name)
-        if self._places:
+        # A version fills no buffers that are not saved. A load finds their values, or says why not.
+        if self._places or _meta_buffers(self._modules[name]):
             return False
         where = {key: value for key, value in self._options.items() if key not in residents._BYTES}
         with self._measure("load"):
@@ -340,9 +349,11 @@ class Models:
                 return False
             try:
                 assert session._device is not None
-                _, blocks = _resident.open_copy(session._native, session._device)
+                description, blocks = _resident.open_copy(session._native, session._device)
                 if len(blocks) != 1 or blocks[0].size < self._bytes:
                     raise InvalidError("it is no arena for these models")
+                if description != _described(_places(self._modules[name])):
+                    raise InvalidError(f"the tensors of {name} lie elsewhere in it")
                 self._block = blocks[0]
                 self._bind(blocks[0].bytes)
             except (InvalidError, UnavailableError, ExhaustedError) as why:
@@ -378,7 +389,6 @@ class Models:
         if session._device is not None:
             session._device.synchronize()
         places = self._places[serving.name]
-        tensors = [{"names": place.names, "at": place.at} for place in places]
         parts = residents.parts_of(
             [{"names": place.names, "at": place.at, "block": 0, "dtype": str(place.value.dtype),
               "shape": list(place.value.shape), "stride": list(place.value.stride())}
@@ -386,8 +396,7 @@ class Models:
             tensors_of(self._modules[serving.name]))
         try:
             _resident.seal(session._native, self._key(serving.name),
-                           json.dumps({"tensors": tensors}).encode(), [self._block],
-                           _SEAL_TIMEOUT_S, parts)
+                           _described(places), [self._block], _SEAL_TIMEOUT_S, parts)
         except Error as why:
             warnings.warn(f"the parameters of {serving.name}@{serving.version} are not resident: "
                           f"{why}", stacklevel=3)
@@ -407,6 +416,12 @@ def _places(module: torch.nn.Module) -> list[_Place]:
             places.append(_Place(names, value, at))
             at += residents._aligned(value.numel() * value.element_size())
     return places
+
+
+def _described(places: list[_Place]) -> bytes:
+    """The description of a resident copy with these places."""
+    return json.dumps({"tensors": [{"names": place.names, "at": place.at}
+                                   for place in places]}).encode()
 
 
 def _end(places: list[_Place]) -> int:
