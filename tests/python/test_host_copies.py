@@ -115,7 +115,7 @@ def test_an_interrupted_copy_leaves_no_writer():
     last = (ctypes.c_char * (16 * MIB))()
     with pytest.raises(KeyboardInterrupt):
         with HostCopies() as copies:
-            for _ in range(40):  # More than the threads can do before the interrupt.
+            for _ in range(400):  # More than the threads can do before the interrupt.
                 copies.add(source, place)
             copies.add(source[:len(last)], last)
             raise KeyboardInterrupt

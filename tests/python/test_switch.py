@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -234,6 +235,9 @@ def test_an_agent_that_is_killed_in_the_middle_costs_a_load_and_no_worker(fleet)
             assert eventually(lambda: "worker.order" in agent_log(fleet))
             fleet.kill_agent("a")
             asked.wait(PATIENCE_S)
+            if name == "c":
+                # The worker looks for it meanwhile, and does not find it.
+                time.sleep(2)
             fleet.start_agent("a")
             assert eventually(lambda: instance_of(fleet).get("state") == "COMMITTED")
         # Whichever it serves now, it obeys.

@@ -29,6 +29,9 @@ from .modules import _Declared, _declare, _meta_buffers, tensors_of
 
 Built = Union[torch.nn.Module, Callable[[], torch.nn.Module]]
 _SEAL_TIMEOUT_S = 120.0
+# For an agent that restarts while a worker has no model.
+_AGENT_AWAY_S = 60.0
+_ASK_AGAIN_S = 0.1
 # Options of attach() that say where the agent is.
 _WHERE = ("agent", "timeout")
 
@@ -247,10 +250,18 @@ class Models:
         self._serving = _Serving(name, session.version, session)
 
     def _go_back(self, before: _Serving, generation: int) -> None:
+        """Loads the earlier model again. An agent that is away has some time to come back."""
         self._serving = None
         self._ended.append(before.session)
-        declared = self._declared(before.name, before.version)
-        self._serve(before.name, declared, generation)
+        give_up = time.monotonic() + _AGENT_AWAY_S
+        while self._serving is None:
+            try:
+                self._serve(before.name, self._declared(before.name, before.version), generation)
+            except (NotFoundError, PeerLostError, UnavailableError):
+                # A new agent may not have found its copies yet.
+                if time.monotonic() >= give_up:
+                    raise
+                time.sleep(_ASK_AGAIN_S)
 
     def _give_up(self, before: _Serving | None) -> None:
         """Has the agent drop the copy of these parameters before they are written to."""
