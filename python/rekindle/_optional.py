@@ -1,10 +1,11 @@
-"""Optional packages, and a pause of the garbage collector."""
+"""Optional packages and their versions, and a pause of the garbage collector."""
 from __future__ import annotations
 
 import contextlib
 import functools
 import gc
 import importlib
+import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,14 @@ def module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
+        return None
+
+
+def version(package: str) -> str | None:
+    """Returns the version of an installed distribution; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
         return None
 
 

@@ -15,6 +15,8 @@ from ._optional import module
 from ._views import device_tensor
 from .boxes import Box
 
+_SEAL_TIMEOUT_S = 120.0
+
 
 class Block:
     """A block, as bytes in torch. Views of `bytes` keep it mapped."""
@@ -82,14 +84,14 @@ class Part(NamedTuple):
     source: Box | None = None
 
 
-def seal(native: Native, key: str, description: bytes, blocks: Sequence[Block], timeout: float,
-         parts: Sequence[Part] = ()) -> None:
+def seal(native: Native, key: str, description: bytes, blocks: Sequence[Block],
+         parts: Sequence[Part]) -> None:
     handles = (ctypes.c_void_p * len(blocks))(*(block.handle for block in blocks))
     # The structures point into these.
     held: list[Any] = []
     tensors = (_abi.ResidentTensor * len(parts))(*(_tensor(part, held) for part in parts))
     native.call("rk_resident_seal", text(key), description, len(description), handles, len(blocks),
-                tensors, len(parts), milliseconds(timeout))
+                tensors, len(parts), milliseconds(_SEAL_TIMEOUT_S))
 
 
 def _tensor(part: Part, held: list[Any]) -> _abi.ResidentTensor:

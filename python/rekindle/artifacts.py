@@ -7,7 +7,6 @@ other's caches. Engines run what a cache contains, so trust whoever may publish 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -29,16 +28,9 @@ _NVIDIA_SMI_TIMEOUT_S = 60.0
 _COMPILER_TIMEOUT_S = 30.0
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _engine(name: str | None) -> dict[str, str]:
     found = {each: version for each in ([name] if name else _ENGINES)
-             if (version := _version(each)) is not None}
+             if (version := _optional.version(each)) is not None}
     if name and not found:
         raise errors.NotFoundError(f"engine {name} is not installed in {sys.prefix}")
     return found
@@ -113,7 +105,7 @@ def fingerprint(*, engine: str | None = None, dtype: str | None = None,
         "libc": " ".join(platform.libc_ver()),
         "cpu": _cpu(),
         "engine": _engine(engine),
-        "compilers": {name: version for name in _COMPILERS if (version := _version(name))},
+        "compilers": {name: version for name in _COMPILERS if (version := _optional.version(name))},
         "programs": _programs(),
         "cuda": str(torch.version.cuda) if torch is not None else None,
         "gpus": _gpus(),

@@ -67,8 +67,7 @@ async::Task<Result<OrderDesk::Results>> OrderDesk::give(std::vector<SessionPtr> 
   co_return results;
 }
 
-// A worker that has asked keeps asking until it gets an order. So the last one of several ranks
-// decides when all of them get theirs.
+// Each rank asks until it gets an order. So all ranks get theirs when the last one asks.
 async::Task<Result<void>> OrderDesk::wait_for_all_to_ask(std::vector<SessionPtr> sessions,
                                                          std::vector<GivenPtr> given,
                                                          TimePoint give_up) {

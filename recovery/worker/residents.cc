@@ -432,7 +432,6 @@ async::Task<Result<void>> Residents::seal_alone(SessionPtr session, proto::SealR
   record.set_uid(identity.uid);
   record.set_shared(identity.shared);
   record.set_instance(session->instance);
-  record.set_process(sealing->process);
   *record.mutable_tensors() = std::move(*request.mutable_tensors());
   CO_TRY(auto files, files_of(blocks, record));
   auto checking = bytes_.digests(identity.device, std::move(files));

@@ -167,7 +167,7 @@ class Residents final : private keeper::KeeperEvents {
     // For a new keeper, for checks and for the scrub. Null without users, unless a check runs: the
     // memory then belongs to the keeper alone, which frees it even if this agent hangs.
     OpenResidentPtr opened;
-    // The last user that has gone, whose children may have the blocks open.
+    // Of the last user that has gone. Its children may have the blocks open.
     std::optional<ipc::Lineage> gone;
     std::vector<ipc::FileId> files;
     // False: it is lost, unless this agent brings it to a new keeper.

@@ -37,8 +37,8 @@ class Spread {
   // Whether all work that the device has done so far was right. Aborted work ends as well, so a
   // bucket that was spread is handed over only after it is filled and this check succeeds.
   virtual Result<void> check() = 0;
-  // Whether it waits for other processes. A bucket that is not filled in time may then be their
-  // fault.
+  // True: it waits for other processes, and they may be the reason if a bucket is not filled in
+  // time.
   virtual bool has_peers() const { return true; }
 };
 

@@ -31,8 +31,8 @@ using FileId = std::pair<dev_t, ino_t>;
 std::vector<FileId> ids_of(std::span<const UniqueFd> files);
 
 // A living process of the same program run that started after `parent`, and has one of `files` or a
-// file of NVIDIA's driver open. nullopt: there is none. `is_other`: of a process that is known to
-// have a purpose of its own.
+// file of NVIDIA's driver open. nullopt: there is none. `is_other`: whether a process does other
+// work and does not count.
 std::optional<pid_t> find_heir(const Lineage& parent, std::span<const FileId> files,
                                const std::function<bool(pid_t)>& is_other);
 

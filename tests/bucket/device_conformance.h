@@ -471,7 +471,7 @@ TEST_P(DeviceConformance, TheAccessToABlockChangesAndItsAddressDoesNot) {
   EXPECT_EQ(block->access(), Access::kRead);
   EXPECT_EQ(block->address(), address);
   EXPECT_EQ(read(address, kLeftBytes), bytes);
-  // Another process that has it open for writing is not affected.
+  // The other processes that have it open may still write.
   const UniqueFd descriptor = must(block->export_descriptor());
   write(*must(device_->open_block(descriptor, block->bytes(), Access::kWrite)), changed);
   EXPECT_EQ(read(address, kLeftBytes), changed);

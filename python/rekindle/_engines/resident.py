@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import base64
 import gc
+import hashlib
 import json
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .. import _resident
+from .. import _optional, _resident
 from ..boxes import Box
 from ..errors import Error, InvalidError
 from ..session import Session, attach
 from ..torch.resident import move, parts_of, view
 from . import postprocessing
-from .loading import Held, Place, held
+from .loading import Held, Place, Wanted, held, hold, read_contents
 from .on_meta import OnMeta
 from .options import Options
 from .postprocessing import NotResident
@@ -36,7 +37,6 @@ FORMAT = 1
 # while they serve (scales of a cache, maps of experts), and a digest would then not match.
 _SMALL_BYTES = 4096
 _MOST_SMALL_BYTES = 1 << 20
-_SEAL_TIMEOUT_S = 120.0
 _MARK = "_rekindle_slot"
 
 # Where a model has a tensor: kind ("parameter", "buffer" or "attribute"), module, and name.
@@ -89,6 +89,30 @@ class Taken:
 
 # By role, as in loading.
 _kept: dict[str, Kept] = {}
+
+
+def device_of(options: Options) -> str | None:
+    """Returns the device whose memory the model has; None: none."""
+    if options.device is not None:
+        return options.device
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else None
+
+
+def key_of(device: str, packages: Iterable[str], means: Mapping[str, Any]) -> str:
+    """Returns a text that differs whenever post-processed weights may differ. `packages`: those
+    whose versions decide the format; `means`: everything else that an engine knows."""
+    cuda = torch.device(device) if device.startswith("cuda") else None
+    known = {"format": FORMAT, "torch": torch.__version__, "cuda": torch.version.cuda,
+             "device": torch.cuda.get_device_properties(cuda).name if cuda is not None else "cpu",
+             "packages": {name: _optional.version(name) for name in packages}, **means}
+    return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def release_memory() -> None:
+    """Gives memory of the device back that no tensor has any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 # --- the first worker
@@ -189,7 +213,7 @@ def _seal(role: str) -> str | None:
         named = [{**entry, "names": [_shown(slot) for slot in entry["names"]]}
                  for entry in about["tensors"]]
         _resident.seal(session._native, kept.key, json.dumps(about).encode(), kept.blocks,
-                       _SEAL_TIMEOUT_S, parts_of(named, now.contents.tensors))
+                       parts_of(named, now.contents.tensors))
     except (NotResident, Error, AttributeError, KeyError, RuntimeError) as why:
         del _kept[role]
         return str(why)
@@ -243,6 +267,49 @@ def take(options: Options, place: Place, device: str, key: str) -> Taken | None:
     except BaseException:
         session.close()
         raise
+
+
+def take_together(options: Options, place: Place, device: str, key: str,
+                  ranks: Ranks) -> Taken | None:
+    """Returns this worker's copy as `take`, if every rank has one."""
+    taken = take(options, place, device, key)
+    if all(ranks.gather(taken is not None)):
+        return taken
+    if taken is not None:
+        logger.warning("rekindle: another rank has no resident copy: all ranks load")
+        taken.close()
+    return None
+
+
+def come_back(taken: Taken, options: Options, place: Place, device: str, role: str, ranks: Ranks,
+              make: Callable[[], torch.nn.Module]) -> torch.nn.Module | None:
+    """Returns the model that `make` makes with the tensors of the copy, after its commit. None:
+    they do not fit, on one rank or more, and the copy is given up."""
+    model, wanted, why = None, None, None
+    try:
+        wanted = Wanted(options, place, device, *boxes_of(taken), read_contents(options))
+        model = make()
+    except Exception as error:
+        why = str(error) or type(error).__name__
+    reasons = [reason for reason in ranks.gather(why) if reason is not None]
+    if reasons:
+        logger.warning("rekindle: the resident copy is of no use, and the model is loaded: %s",
+                       reasons[0])
+        model = None
+        taken.close()
+        release_memory()
+        return None
+    assert model is not None and wanted is not None
+    session = taken.session
+    try:
+        ranks.together(lambda: session.commit(options.commit_timeout))
+    except BaseException:
+        session.close()
+        raise
+    hold(role, Held(wanted, session))
+    adopted(model, taken, role)
+    release_memory()
+    return model
 
 
 def making(device: torch.device) -> OnMeta:

@@ -11,11 +11,10 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._optional import no_collections
+from .._optional import no_collections, version
 from ..errors import CorruptError
 from . import columns
 from .plan import Plan, from_bytes, to_bytes
@@ -75,14 +74,7 @@ def fingerprint(catalog: Mapping[str, TensorMeta], targets: nn.Module | Mapping[
 @functools.lru_cache(maxsize=None)
 def _versions() -> dict[str, str | None]:
     """Returns the versions of packages. They do not change while their modules are loaded."""
-    return {name: _version(name) for name in _PACKAGES}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return {name: version(name) for name in _PACKAGES}
 
 
 def _source(thing: Any) -> list[str]:

@@ -62,6 +62,7 @@ class RekindleModelLoader(DefaultModelLoader):
         check_backup()
         if getattr(model_config, "modelopt_quant", None):
             raise InvalidError("ModelOpt makes its model from files: load format rekindle cannot")
+
         def load(start: resident.Start | None) -> torch.nn.Module:
             self._resident = start
             try:
@@ -103,23 +104,27 @@ class RekindleModelLoader(DefaultModelLoader):
             return
         if weights.options is None:
             self._start(model, weights.model_config, load, target_device)
-        else:
-            options = self._back(model, weights.options) if weights.back else (
-                filling.as_others(weights.options, filling.part_of(model)))
-            is_target = filling.part_of(model).is_target
-            if is_target:
-                note("target")
-            try:
-                filling.update(model, options, load)
-            except Exception:
-                if is_target:
-                    note_nothing("target")
-                raise
             DefaultModelLoader.postprocess_weights(model, target_device)
-            if is_target:
-                seal_again("target")
-            return
+        else:
+            self._update(model, weights, load, target_device)
+
+    def _update(self, model: torch.nn.Module, weights: "_Weights", load: Any,
+                target_device: torch.device) -> None:
+        part = filling.part_of(model)
+        assert weights.options is not None
+        options = (self._back(model, weights.options) if weights.back
+                   else filling.as_others(weights.options, part))
+        if part.is_target:
+            note("target")
+        try:
+            filling.update(model, options, load)
+        except Exception:
+            if part.is_target:
+                note_nothing("target")
+            raise
         DefaultModelLoader.postprocess_weights(model, target_device)
+        if part.is_target:
+            seal_again("target")
 
     def _start(self, model: torch.nn.Module, model_config: Any, load: Any,
                target_device: torch.device) -> None:

@@ -5,11 +5,6 @@ makes the model without memory for weights, and then gets the tensors of the cop
 """
 from __future__ import annotations
 
-import gc
-import hashlib
-import importlib.metadata
-import json
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,14 +14,13 @@ import torch
 from sglang.srt.runtime_context import get_context, get_parallel
 
 from .._engines import resident
-from .._engines.loading import Held, Place, Wanted, hold, one_version, read_contents
+from .._engines.loading import Place, one_version
 from .._engines.on_meta import OnMeta
 from .._engines.options import Options
 from ..errors import Error
 from . import filling
 from .ranks import joins, place_of, ranks_of
 
-logger = logging.getLogger("rekindle")
 _ROLE = "target"
 # Arguments of a server that decide no byte of its model, and differ from start to start.
 _VOLATILE = ("port", "host", "nccl_port", "dist_init_addr", "random_seed", "api_key",
@@ -57,8 +51,7 @@ class Start:
 def load_model(loader: Any, options: Options, model_config: Any, device_config: Any,
                load: Callable[[Start | None], torch.nn.Module]) -> torch.nn.Module:
     """Returns the model of a worker, from its copy or by `load`. A loaded model is kept."""
-    device = options.device or (
-        f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else None)
+    device = resident.device_of(options)
     why_not = _unsupported(device)
     if why_not is not None or device is None:
         resident.warn(options.name, str(why_not))
@@ -71,12 +64,8 @@ def load_model(loader: Any, options: Options, model_config: Any, device_config: 
     except Error:
         # The load finds the same, and knows whether another loader takes over.
         return load(None)
-    taken = resident.take(options, place, device, key)
-    if not all(ranks.gather(taken is not None)):
-        if taken is not None:
-            logger.warning("rekindle: another rank has no resident copy: all ranks load")
-            taken.close()
-    elif taken is not None:
+    taken = resident.take_together(options, place, device, key, ranks)
+    if taken is not None:
         model = _come_back(taken, options, place, device, torch.device(device_config.device), load)
         if model is not None:
             loader.preloaded_weights_bytes = taken.size_bytes
@@ -87,7 +76,7 @@ def load_model(loader: Any, options: Options, model_config: Any, device_config: 
            else "it was not made by this loader")
     if why is not None:
         resident.warn(options.name, why)
-    _release()
+    resident.release_memory()
     return model
 
 
@@ -95,40 +84,14 @@ def _come_back(taken: resident.Taken, options: Options, place: Place, device: st
                target: torch.device,
                load: Callable[[Start | None], torch.nn.Module]) -> torch.nn.Module | None:
     """Returns a model with the tensors of the copy. None: they do not fit, on one rank or more."""
-    ranks = ranks_of(_ROLE)
-    model, wanted, why = None, None, None
-    try:
-        wanted = Wanted(options, place, device, *resident.boxes_of(taken), read_contents(options))
+    def make() -> torch.nn.Module:
         with resident.making(target) as made:
-            model = load(Start(taken.key, taken, made))
-    except Exception as error:
-        why = str(error) or type(error).__name__
-    reasons = [reason for reason in ranks.gather(why) if reason is not None]
-    if reasons:
-        logger.warning("rekindle: the resident copy is of no use, and the model is loaded: %s",
-                       reasons[0])
-        model = None
-        taken.close()
-        _release()
-        return None
-    assert model is not None and wanted is not None
-    session = taken.session
-    try:
-        ranks.together(lambda: session.commit(options.commit_timeout))
-    except BaseException:
-        session.close()
-        raise
-    hold(_ROLE, Held(wanted, session))
-    filling.remember_target(model)
-    resident.adopted(model, taken, _ROLE)
-    _release()
+            return load(Start(taken.key, taken, made))
+
+    model = resident.come_back(taken, options, place, device, _ROLE, ranks_of(_ROLE), make)
+    if model is not None:
+        filling.remember_target(model)
     return model
-
-
-def _release() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _unsupported(device: str | None) -> str | None:
@@ -154,23 +117,12 @@ def _key(model_config: Any, device: str) -> str:
     ranks = {name: str(getattr(parallel, name)) for name in dir(parallel)
              if name.endswith(("_size", "_rank")) and not name.startswith("_")
              and isinstance(getattr(parallel, name, None), int)}
-    cuda = torch.device(device) if device.startswith("cuda") else None
-    means = {
-        "format": resident.FORMAT, "ranks": ranks, "rank": ranks_of(_ROLE).rank,
+    return resident.key_of(device, _KERNELS, {
+        "ranks": ranks, "rank": ranks_of(_ROLE).rank,
         "arguments": {name: str(value) for name, value in _arguments().items()
                       if name not in _VOLATILE},
         "model": model_config.hf_config.to_json_string(),
         "quantization": str(getattr(model_config, "quantization", None)),
-        "dtype": str(model_config.dtype), "torch": torch.__version__, "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_properties(cuda).name if cuda is not None else "cpu",
+        "dtype": str(model_config.dtype),
         "environment": {name: value for name, value in os.environ.items()
-                        if name.startswith(("SGLANG_", "SGL_"))},
-        "packages": {name: _version(name) for name in _KERNELS}}
-    return hashlib.sha256(json.dumps(means, sort_keys=True).encode()).hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+                        if name.startswith(("SGLANG_", "SGL_"))}})

@@ -97,10 +97,15 @@ def tensors_of(model: nn.Module) -> Catalog:
     return {} if contents is None else contents.tensors
 
 
-def _remember(model: nn.Module, session: sessions.Session, options: Mapping[str, Any]) -> None:
+def catalog_for(name: str | None, version: str | int | None, options: Mapping[str, Any]) -> Any:
+    """Returns the catalog of a version, by those of a load's options that tell where it is."""
     where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
+    return rekindle_catalog(name, version, **where)
+
+
+def _remember(model: nn.Module, session: sessions.Session, options: Mapping[str, Any]) -> None:
     with contextlib.suppress(Error):
-        _filled[model] = contents_of(rekindle_catalog(session.model, session.version, **where))
+        _filled[model] = contents_of(catalog_for(session.model, session.version, options))
 
 
 def stage(model: nn.Module, name: str | None = None, version: str | int | None = "latest", *,
@@ -192,8 +197,7 @@ class _Declared(NamedTuple):
 
 def _declare(model: nn.Module, name: str | None, version: str | int | None, strict: bool,
              convert: bool, load_timeout: float | None, options: dict[str, Any]) -> _Declared:
-    where = {key: options[key] for key in ("agent", "fallback_dir", "timeout") if key in options}
-    whole = rekindle_catalog(name, version, **where)
+    whole = catalog_for(name, version, options)
     contents, name, number = contents_of(whole), whole.model, whole.version
     before = _filled.get(model)
     if before is not None and before.model != name:

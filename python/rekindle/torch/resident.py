@@ -25,15 +25,14 @@ from ..recording.tracer import TensorMeta
 from . import conversion, memory
 
 # Of a tensor in a block: enough for every kernel.
-_ALIGN = 256
+ALIGN = 256
 _SMALLEST_BLOCK = 64 << 20
 # A copy has at most 64 blocks. Two neighbours together are larger than a share.
 _SHARES = 30
-_SEAL_TIMEOUT_S = 120.0
 # Changes whenever descriptions, or the meaning of a key, do.
 _FORMAT = 1
 # Options of attach() that say which bytes come, and not where this worker belongs.
-_BYTES = ("shard", "spec", "bucket_bytes", "fallback_dir", "staged")
+BYTE_OPTIONS = ("shard", "spec", "bucket_bytes", "fallback_dir", "staged")
 
 
 # Tensors with their names, by their ids.
@@ -73,8 +72,8 @@ def key_of(model: torch.nn.Module, extra: str, options: Mapping[str, Any]) -> st
         "classes": [f"{type(module).__module__}.{type(module).__qualname__}"
                     for module in model.modules()],
         "tensors": [(name, str(value.dtype), list(value.shape), isinstance(value, torch.nn.Parameter),
-                     name in saved) for name, value in _named(model)],
-        "ties": [names for _, names in _tensors(model).values() if len(names) > 1],
+                     name in saved) for name, value in named_tensors(model)],
+        "ties": [names for _, names in tensors_by_id(model).values() if len(names) > 1],
         "shard": shard if shard is None or isinstance(shard, str) else repr(list(shard)),
         "spec": repr(options.get("spec")), "extra": extra, "transformers": _settings(model),
     }
@@ -102,7 +101,7 @@ def take(model: torch.nn.Module, name: str | None, version: str | int | None, ke
     worker, and nothing has changed."""
     if is_kept(model) and not (shared and _kept[model].shared):
         return None
-    where = {option: value for option, value in options.items() if option not in _BYTES}
+    where = {option: value for option, value in options.items() if option not in BYTE_OPTIONS}
     try:
         session = sessions.attach(name, version, resident_key=key, resident_shared=shared, **where)
     except (NotFoundError, UnavailableError, TimeoutError):
@@ -136,7 +135,7 @@ def leave(model: torch.nn.Module, session: sessions.Session) -> None:
         return
     # The session loads from host memory. Nothing is kept then.
     del _kept[model]
-    for members in _storages(_tensors(model)).values():
+    for members in _storages(tensors_by_id(model)).values():
         storage = members[0][0].untyped_storage().clone()
         for value, _ in members:
             value.data = torch.empty(0, dtype=value.dtype, device=value.device).set_(
@@ -175,7 +174,7 @@ def seal(model: torch.nn.Module, session: sessions.Session,
     try:
         for block in kept.blocks if kept.shared else ():
             block.set_read_only(True)
-        _resident.seal(session._native, kept.key, kept.description, kept.blocks, _SEAL_TIMEOUT_S,
+        _resident.seal(session._native, kept.key, kept.description, kept.blocks,
                        parts_of(json.loads(kept.description)["tensors"], catalog))
         session._resident = True
     except Exception as why:
@@ -223,7 +222,7 @@ def _moved(model: torch.nn.Module, kept: Kept) -> str | None:
     """Returns the name of a tensor that no longer lies in its block; None: all of them do."""
     entries = {name: entry for entry in json.loads(kept.description)["tensors"]
                for name in entry["names"]}
-    names = dict(_named(model))
+    names = dict(named_tensors(model))
     for name in sorted(names.keys() | entries.keys()):
         value, entry = names.get(name), entries.get(name)
         if value is None or entry is None:
@@ -236,16 +235,16 @@ def _moved(model: torch.nn.Module, kept: Kept) -> str | None:
     return None
 
 
-def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Every name of every parameter and buffer, ties included, in the module's order."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _tensors(model: torch.nn.Module) -> Tensors:
+def tensors_by_id(model: torch.nn.Module) -> Tensors:
     """Each tensor once, with its names, by its id."""
     found: dict[int, tuple[torch.Tensor, list[Any]]] = {}
-    for name, value in _named(model):
+    for name, value in named_tensors(model):
         found.setdefault(id(value), (value, []))[1].append(name)
     return found
 
@@ -260,7 +259,7 @@ def _storages(tensors: Tensors) -> dict[int, list[tuple[torch.Tensor, list[Any]]
 
 def _moved_to_blocks(model: torch.nn.Module, session: sessions.Session, key: str, shared: bool,
                      changing: Changing) -> Kept:
-    described, blocks = move(_tensors(model), session, changing)
+    described, blocks = move(tensors_by_id(model), session, changing)
     return Kept(key, json.dumps({"format": _FORMAT, "tensors": described}).encode(), blocks, shared)
 
 
@@ -280,7 +279,7 @@ def move(tensors: Tensors, session: sessions.Session,
     groups = sorted(_storages(tensors).values(),
                     key=lambda group: any(changing(names) for _, names in group))
     apart = sum(not any(changing(names) for _, names in group) for group in groups)
-    sizes = [_aligned(group[0][0].untyped_storage().nbytes()) for group in groups]
+    sizes = [aligned(group[0][0].untyped_storage().nbytes()) for group in groups]
     described: list[dict[str, Any]] = []
     blocks: list[_resident.Block] = []
     with device.on_stream():
@@ -289,7 +288,7 @@ def move(tensors: Tensors, session: sessions.Session,
                 # What the block before has freed.
                 torch.cuda.empty_cache()
             block = _resident.allocate(session._native, device,
-                                       max(_ALIGN, sum(sizes[index] for index in members)))
+                                       max(ALIGN, sum(sizes[index] for index in members)))
             at = 0
             for index in members:
                 described += _fill(block, len(blocks), at, groups[index])
@@ -357,7 +356,7 @@ def _adopt(model: torch.nn.Module, description: bytes, blocks: list[_resident.Bl
                  for found in [view(blocks[entry["block"]], entry)] for name in entry["names"]}
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as why:
         raise InvalidError(f"its description is malformed: {why}") from None
-    names = dict(_named(model))
+    names = dict(named_tensors(model))
     if names.keys() != views.keys():
         raise InvalidError("it has other tensors than the model")
     for name, value in names.items():
@@ -373,5 +372,5 @@ def _adopt(model: torch.nn.Module, description: bytes, blocks: list[_resident.Bl
                    lambda value: views[name_of[id(value)]])
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
+def aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN

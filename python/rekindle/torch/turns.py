@@ -18,17 +18,15 @@ import torch
 from .. import _attaching, _resident
 from .. import session as sessions
 from ..boxes import Box
-from ..cataloging import catalog
 from ..errors import (
     Error, ExhaustedError, InvalidError, NotFoundError, PeerLostError, StaleError, TimeoutError,
     UnavailableError)
 from ..orders import Order
 from . import memory
 from . import resident as residents
-from .modules import _Declared, _declare, _meta_buffers, tensors_of
+from .modules import _Declared, _declare, _meta_buffers, catalog_for, tensors_of
 
 Built = Union[torch.nn.Module, Callable[[], torch.nn.Module]]
-_SEAL_TIMEOUT_S = 120.0
 # For an agent that restarts while a worker has no model.
 _AGENT_AWAY_S = 60.0
 _ASK_AGAIN_S = 0.1
@@ -298,9 +296,7 @@ class Models:
         if not self._places:
             self._bind(self._resident_arena(name, version))
         if not isinstance(version, int):
-            where = {key: self._options[key] for key in ("agent", "fallback_dir", "timeout")
-                     if key in self._options}
-            version = catalog(name, version, **where).version
+            version = int(catalog_for(name, version, self._options).version)
         if (name, version) not in self._plans:
             self._plans[name, version] = _declare(module, name, version, True, self._convert,
                                                   self._load_timeout, dict(self._options))
@@ -323,13 +319,13 @@ class Models:
             # Buffers that are not saved have values of their own.
             memory.replace(module, lambda value: not value.is_meta and value.device != self._device,
                            lambda value: value.to(self._device))
-            now = dict(residents._named(module))
+            now = dict(residents.named_tensors(module))
             self._places[name] = [place._replace(value=now[place.names[0]]) for place in places]
         self._arena = arena
 
     def _check_places(self, name: str) -> None:
         """InvalidError: a parameter of the module has got other memory since it was bound."""
-        now = dict(residents._named(self._modules[name]))
+        now = dict(residents.named_tensors(self._modules[name]))
         for place in self._places[name]:
             at = self._arena.data_ptr() + place.at
             for key in place.names:
@@ -351,7 +347,7 @@ class Models:
         # A version fills no buffers that are not saved. A load finds their values, or says why not.
         if self._places or _meta_buffers(self._modules[name]):
             return False
-        where = {key: value for key, value in self._options.items() if key not in residents._BYTES}
+        where = {key: value for key, value in self._options.items() if key not in residents.BYTE_OPTIONS}
         with self._measure("load"):
             try:
                 session = sessions.attach(name, version, resident_key=self._key(name),
@@ -407,7 +403,7 @@ class Models:
             tensors_of(self._modules[serving.name]))
         try:
             _resident.seal(session._native, self._key(serving.name),
-                           _described(places), [self._block], _SEAL_TIMEOUT_S, parts)
+                           _described(places), [self._block], parts)
         except Error as why:
             warnings.warn(f"the parameters of {serving.name}@{serving.version} are not resident: "
                           f"{why}", stacklevel=3)
@@ -422,10 +418,10 @@ def _places(module: torch.nn.Module) -> list[_Place]:
     saved = module.state_dict(keep_vars=True).keys()
     places: list[_Place] = []
     at = 0
-    for value, names in residents._tensors(module).values():
+    for value, names in residents.tensors_by_id(module).values():
         if any(name in saved for name in names):
             places.append(_Place(names, value, at))
-            at += residents._aligned(value.numel() * value.element_size())
+            at += residents.aligned(value.numel() * value.element_size())
     return places
 
 
@@ -437,10 +433,10 @@ def _described(places: list[_Place]) -> bytes:
 
 def _end(places: list[_Place]) -> int:
     if not places:
-        return residents._ALIGN
+        return residents.ALIGN
     last = places[-1]
-    return max(residents._ALIGN,
-               last.at + residents._aligned(last.value.numel() * last.value.element_size()))
+    return max(residents.ALIGN,
+               last.at + residents.aligned(last.value.numel() * last.value.element_size()))
 
 
 def _view(arena: torch.Tensor, at: int, value: torch.Tensor) -> torch.Tensor:

@@ -7,24 +7,17 @@ that.
 from __future__ import annotations
 
 import contextlib
-import gc
-import hashlib
-import importlib.metadata
-import json
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from .._engines import resident
-from .._engines.loading import (
-    Held, Place, Wanted, hold, of_one_generation, one_version, read_contents)
+from .._engines.loading import Place, of_one_generation, one_version
 from .._engines.options import Options
 from ..errors import Error, InvalidError
 from .placing import ranks_of
 
-logger = logging.getLogger("rekindle")
 _ROLE = "target"
 # Packages whose versions decide the format of post-processed weights.
 _KERNELS = ("flashinfer-python", "flash-attn", "deep-gemm", "triton", "compressed-tensors")
@@ -60,7 +53,7 @@ def look(of: Of, options: Options, config: Any, model_config: Any) -> Looked:
 
 
 def _look(of: Of, options: Options, config: Any, model_config: Any) -> Looked:
-    device = _device(options)
+    device = resident.device_of(options)
     why_not = _unsupported(config, device)
     if why_not is not None or device is None:
         return Looked(why_not=why_not)
@@ -73,12 +66,7 @@ def _look(of: Of, options: Options, config: Any, model_config: Any) -> Looked:
     except Error as why:
         # The load finds the same, and knows whether another loader takes over.
         return Looked(why_not=str(why))
-    taken = resident.take(options, place, device, key)
-    if not all(ranks.gather(taken is not None)):
-        if taken is not None:
-            logger.warning("rekindle: another rank has no resident copy: all ranks load")
-            taken.close()
-            taken = None
+    taken = resident.take_together(options, place, device, key, ranks)
     return Looked(key, None, options, place, device, taken)
 
 
@@ -98,42 +86,21 @@ def load_model(loader: Any, looked: Looked, config: Any, model_config: Any, pref
                             _rebuilds(model))
         if why is not None:
             resident.warn(model_config.model, why)
-        _release()
+        resident.release_memory()
     return model
 
 
 def _come_back(loader: Any, looked: Looked, config: Any, model_config: Any,
                prefix: str) -> torch.nn.Module | None:
     """Returns a model with the tensors of the copy. None: they do not fit, on one rank or more."""
-    taken, options, ranks = looked.taken, looked.options, ranks_of(_ROLE)
-    assert taken is not None and options is not None and looked.place is not None
+    taken, options, place = looked.taken, looked.options, looked.place
+    assert taken is not None and options is not None and place is not None and looked.device
     registered = _Registered(config.compilation_config)
-    model, wanted, why = None, None, None
-    try:
-        wanted = Wanted(options, looked.place, looked.device, *resident.boxes_of(taken),
-                        read_contents(options))
-        model = _made(loader, taken, config, model_config, prefix)
-    except Exception as error:
-        why = str(error) or type(error).__name__
-    reasons = ranks.gather(why)
-    if any(reason is not None for reason in reasons):
-        logger.warning("rekindle: the resident copy is of no use, and the model is loaded: %s",
-                       next(reason for reason in reasons if reason is not None))
-        model = None
-        taken.close()
+    model = resident.come_back(taken, options, place, looked.device, _ROLE, ranks_of(_ROLE),
+                               lambda: _made(loader, taken, config, model_config, prefix))
+    if model is None:
         registered.put_back()
-        _release()
-        return None
-    assert model is not None and wanted is not None
-    session = taken.session
-    try:
-        ranks.together(lambda: session.commit(options.commit_timeout))
-    except BaseException:
-        session.close()
-        raise
-    hold(_ROLE, Held(wanted, session))
-    resident.adopted(model, taken, _ROLE)
-    _release()
+        resident.release_memory()
     return model
 
 
@@ -189,18 +156,6 @@ class _Registered:
                 value.update(before)
 
 
-def _release() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def _device(options: Options) -> str | None:
-    if options.device is not None:
-        return options.device
-    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else None
-
-
 def _unsupported(config: Any, device: str | None) -> str | None:
     if device is None:
         return 'it is in host memory: "device" names the device'
@@ -218,20 +173,9 @@ def _key(place: Place, device: str) -> str:
     slices, and what decides their format."""
     from vllm import envs
     factors: dict[str, Any] = getattr(envs, "compile_factors", dict)()
-    cuda = torch.device(device) if device.startswith("cuda") else None
-    means = {
-        "format": resident.FORMAT, "place": dict(place.key), "torch": torch.__version__,
-        "cuda": torch.version.cuda, "environment": {key: str(factors[key]) for key in factors},
-        "device": torch.cuda.get_device_properties(cuda).name if cuda is not None else "cpu",
-        "packages": {name: _version(name) for name in _KERNELS}}
-    return hashlib.sha256(json.dumps(means, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return resident.key_of(device, _KERNELS, {
+        "place": dict(place.key),
+        "environment": {name: str(value) for name, value in factors.items()}})
 
 
 # --- memory

@@ -71,7 +71,7 @@ Result<bucket::Device*> Devices::open(const std::string& id) const {
   return place.device.get();
 }
 
-// A device that is being opened is not waited for.
+// Does not wait for a device that another thread opens.
 std::vector<bucket::Device*> Devices::opened() const {
   std::vector<bucket::Device*> open;
   for (const One& one : all_) {
