@@ -1,18 +1,15 @@
 #include "recovery/rpc/grants.h"
 
 #include <array>
-#include <stdexcept>
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
-
 #include "recovery/rpc/convert.h"
 #include "src/base/unique_fd.h"
+#include "src/crypto/bound_text.h"
+#include "src/crypto/hmac.h"
 
 namespace rekindle::rpc {
 
@@ -22,7 +19,7 @@ constexpr std::size_t kMinSecretBytes = 16;
 constexpr std::size_t kMaxSecretBytes = 4096;
 
 std::string grant_text(const proto::Grant& grant) {
-  MacText text("rekindle grant v2");
+  crypto::BoundText text("rekindle grant v2");
   text.bytes(grant.puller_incarnation()).bytes(grant.source_incarnation());
   text.bytes(grant.root().value());
   text.bytes(grant.issuer()).u64(grant.expiry_ms());
@@ -47,21 +44,6 @@ Result<std::string> read_small_file(const UniqueFd& fd, const std::string& path)
 }
 
 }  // namespace
-
-std::string hmac_sha256(std::string_view key, std::string_view message) {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> mac;
-  unsigned int size = 0;
-  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
-           reinterpret_cast<const unsigned char*>(message.data()), message.size(), mac.data(),
-           &size) == nullptr) {
-    throw std::runtime_error("HMAC-SHA256 failed");
-  }
-  return {reinterpret_cast<const char*>(mac.data()), size};
-}
-
-bool equal_constant_time(std::string_view a, std::string_view b) {
-  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
-}
 
 Result<std::string> read_secret(const std::string& path) {
   if (path.empty()) return std::string();
@@ -94,12 +76,12 @@ Result<std::string> read_secret(const std::string& path) {
 }
 
 void sign_grant(proto::Grant& grant, std::string_view secret) {
-  grant.set_mac(hmac_sha256(secret, grant_text(grant)));
+  grant.set_mac(crypto::hmac_sha256(secret, grant_text(grant)));
 }
 
 Result<void> check_grant(const proto::Grant& grant, std::string_view secret,
                          const GrantCheck& check) {
-  if (!equal_constant_time(grant.mac(), hmac_sha256(secret, grant_text(grant)))) {
+  if (!crypto::equal_constant_time(grant.mac(), crypto::hmac_sha256(secret, grant_text(grant)))) {
     return fail(ErrorCode::kDenied,
                 "the grant is not signed with this cluster's secret; do all parties use the same "
                 "secret file?");

@@ -3,9 +3,10 @@
 #include <algorithm>
 
 #include "recovery/rpc/convert.h"
-#include "recovery/rpc/grants.h"
 #include "src/base/protocol_range.h"
 #include "src/base/version.h"
+#include "src/crypto/bound_text.h"
+#include "src/crypto/hmac.h"
 
 namespace rekindle::rpc {
 
@@ -119,25 +120,30 @@ Result<void> check_expected(const std::optional<Incarnation>& expected, const Pe
 
 std::string make_proof(std::string_view secret, Side speaker, const proto::Hello& speaker_hello,
                        const proto::Hello& listener_hello) {
-  MacText text("rekindle hello v1");
+  crypto::BoundText text("rekindle hello v1");
   text.u64(static_cast<std::uint64_t>(speaker));
   text.bytes(speaker_hello.nonce()).bytes(listener_hello.nonce());
   text.u64(static_cast<std::uint64_t>(speaker_hello.role())).bytes(speaker_hello.node_id());
   text.bytes(speaker_hello.incarnation()).bytes(speaker_hello.expected_incarnation());
   text.u64(speaker_hello.epoch());
   text.u64(speaker_hello.protocol_min()).u64(speaker_hello.protocol_max());
-  return hmac_sha256(secret, std::move(text).take());
+  return crypto::hmac_sha256(secret, std::move(text).take());
 }
 
 Result<void> check_proof(const proto::HelloProof& proof, std::string_view secret, Side speaker,
                          const proto::Hello& speaker_hello, const proto::Hello& listener_hello) {
-  if (equal_constant_time(proof.mac(),
-                          make_proof(secret, speaker, speaker_hello, listener_hello))) {
+  if (crypto::equal_constant_time(proof.mac(),
+                                  make_proof(secret, speaker, speaker_hello, listener_hello))) {
     return {};
   }
   return fail(ErrorCode::kDenied,
               "{} and {} have different cluster secrets; give both the same --secret-file",
               describe(speaker_hello), describe(listener_hello));
+}
+
+Incarnation incarnation_of(std::string_view public_key) {
+  const std::string digest = crypto::hmac_sha256("rekindle incarnation v1", public_key);
+  return *Incarnation::from_bytes(std::string_view(digest).substr(0, 16));
 }
 
 proto::Frame refusal_frame(const Error& error) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/awaitable.hpp>
@@ -18,6 +19,7 @@
 #include "src/base/clock.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
+#include "src/crypto/signing_key.h"
 
 // Framed protobuf over TCP or unix sockets (docs/reference/wire.md): 4-byte length, 16 MiB cap
 // checked before allocating, a hello from both ends (and an HMAC challenge when a cluster secret is
@@ -33,7 +35,11 @@ inline constexpr std::chrono::milliseconds kFrameDeadline{5000};
 struct Identity {
   proto::Role role = proto::ROLE_CLIENT;
   std::string node_id;
+  // incarnation_of(key), where there is a key.
   Incarnation incarnation;
+  // Made when the process starts, and known to it alone. It proves that a connection belongs to
+  // this incarnation, and signs grants.
+  std::shared_ptr<const crypto::SigningKey> key = {};
   // The cluster secret; "" for none.
   std::string secret;
   // Returns the highest epoch of a coordinator that this process has heard of; may be empty.
@@ -41,6 +47,12 @@ struct Identity {
   // Receives the epoch of each accepted hello; may be empty.
   std::function<void(std::uint64_t epoch)> heard_epoch = {};
 };
+
+// The incarnation of the process that has this key. Nobody else can prove to be it.
+Incarnation incarnation_of(std::string_view public_key);
+
+// How a peer has shown who it is.
+enum class Proof : std::uint8_t { kNone, kLocalUser, kSecret, kCertificate };
 
 // The process at the other end, from its hello.
 struct Peer {
@@ -52,6 +64,13 @@ struct Peer {
   std::string address;
   // The peer is on a unix socket and has our uid.
   bool local_user = false;
+  Proof proof = Proof::kNone;
+  // The names that the proof gives, the most specific first. Of a certificate its subject
+  // alternative names: "spiffe://example.org/rekindle/agent/gpu-7", "dns:gpu-7.example.org". Of a
+  // secret "secret:" and its key id. Of a local user "uid:1000". Empty without a proof.
+  std::vector<std::string> principals = {};
+  // The key of its incarnation; "": a release before protocol 3.
+  std::string public_key = {};
   // Of the call that is being served: the parent of the operations that it causes.
   trace::Context trace = {};
 };

@@ -66,6 +66,8 @@ class AgentEnd {
   std::unique_ptr<ipc::LifePage> hello(std::uint32_t ping_ms = 100, std::uint32_t silence_ms = 0);
   // Answers the hello, then an attach to `model` with all tiles or none, as session 7.
   proto::WorkerFrame attach(const FakeModel& model, bool ready);
+  // The next frame. Pings are answered meanwhile. nullopt: the worker has closed the connection.
+  std::optional<proto::WorkerFrame> receive();
   // Answers pings until the worker closes the connection. Returns the other kinds that came.
   std::vector<proto::WorkerFrame> until_closed();
   void close() { channel_.reset(); }
@@ -75,10 +77,7 @@ class AgentEnd {
   bool gives_orders = true;
 
  private:
-  // nullopt: closed.
   std::optional<proto::WorkerFrame> receive_any();
-  // The same without pings.
-  std::optional<proto::WorkerFrame> receive();
   void pong(const proto::WorkerFrame& ping);
 
   std::optional<ipc::Channel> channel_;
