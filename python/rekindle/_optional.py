@@ -5,7 +5,6 @@ import contextlib
 import functools
 import gc
 import importlib
-import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,9 +20,12 @@ def module(name: str) -> Any:
 
 def version(package: str) -> str | None:
     """Returns the version of an installed distribution; None where it is not installed."""
+    # Its import takes several milliseconds, which an attach does not need.
+    from importlib import metadata
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return None
 
 

@@ -50,7 +50,7 @@ void check_frame(const proto::Frame& frame) {
   require(bytes.has_value());
   require(rpc::decode_frame(std::string_view(*bytes).substr(rpc::kFrameHeaderBytes)).has_value());
   if (frame.has_hello()) {
-    const rpc::Identity identity{proto::ROLE_AGENT, "fuzz", Incarnation{}, "", {}};
+    const rpc::Identity identity{.role = proto::ROLE_AGENT, .node_id = "fuzz"};
     const auto own = rpc::make_hello(identity, "", {});
     if (const auto peer = rpc::check_hello(own, frame.hello())) {
       require(peer->node_id.size() <= 255);
