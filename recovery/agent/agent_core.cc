@@ -162,7 +162,8 @@ rpc::Identity AgentCore::make_identity(const CoreOptions& options) {
   rpc::Identity identity;
   identity.role = options.role;
   identity.node_id = options.node_id.empty() ? default_node_id() : options.node_id;
-  identity.incarnation = Incarnation::random();
+  identity.key = std::make_shared<crypto::SigningKey>(crypto::SigningKey::generate());
+  identity.incarnation = rpc::incarnation_of(identity.key->public_key());
   identity.secret = options.secret;
   identity.epoch = [this] { return grant_clock_.epochs().highest(); };
   identity.heard_epoch = [this](std::uint64_t epoch) {

@@ -15,6 +15,7 @@
 #include "recovery/agent/agent_core.h"
 #include "recovery/agent/agent_metrics.h"
 #include "recovery/agent/fleet_bench.h"
+#include "recovery/agent/fleet_rights.h"
 #include "recovery/agent/link_drill.h"
 #include "recovery/agent/local_agent.h"
 #include "recovery/agent/local_commands.h"
@@ -127,6 +128,7 @@ class Daemon {
   std::unique_ptr<transport::shm::ShmServer> shm_;
   // Null: this host has no RDMA.
   std::unique_ptr<transport::Server> verbs_;
+  std::unique_ptr<FleetRights> rights_;
   std::unique_ptr<PeerService> peers_;
   std::unique_ptr<FleetBench> bench_;
   std::unique_ptr<rpc::RpcServer> server_;
@@ -240,6 +242,10 @@ Result<void> Daemon::start_servers(const rpc::HostPort& listen) {
   peer_options.require_verified = [this](std::shared_ptr<const store::StoredVersion> stored,
                                          std::chrono::milliseconds patience) {
     return core_->health().verifier().require(std::move(stored), patience);
+  };
+  rights_ = std::make_unique<FleetRights>(core_->link());
+  peer_options.may_read = [this](rpc::Peer peer, std::string model) {
+    return rights_->may_read(std::move(peer), std::move(model));
   };
   if (!options_.data_advertise.empty()) {
     TRY(const auto endpoint, rpc::HostPort::parse(options_.data_advertise));

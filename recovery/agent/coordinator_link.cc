@@ -8,6 +8,7 @@
 
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/handshake.h"
 #include "recovery/rpc/methods.h"
 #include "src/base/log.h"
 
@@ -138,6 +139,11 @@ Task<void> CoordinatorLink::announce_now() {
 Task<Result<void>> CoordinatorLink::connect() {
   CO_TRY(client_,
          co_await rpc::RpcClient::connect(address(), identity_, registration_.connect_deadline()));
+  // The grants of this peer will be believed.
+  if (client_->peer().role != proto::ROLE_COORDINATOR) {
+    co_return fail(ErrorCode::kDenied, "{} is no coordinator but {} {}: correct --coordinator",
+                   address(), rpc::role_name(client_->peer().role), client_->peer().node_id);
+  }
   registration_.connected(steady_now());
   changed_.notify();
   if (!is_member()) {
@@ -211,7 +217,9 @@ Task<Result<void>> CoordinatorLink::heartbeat() {
   CO_TRY(const auto response, co_await rpc::call<proto::COORDINATOR_HEARTBEAT>(
                                   client_, std::move(request), registration_.ttl()));
   CO_TRY_VOID(check_epoch(response.epoch()));
-  grant_clock_.observe(client_->peer().incarnation, response.coordinator_time_ms(), steady_now());
+  const rpc::Peer& coordinator = client_->peer();
+  grant_clock_.observe(coordinator.incarnation, coordinator.public_key,
+                       response.coordinator_time_ms(), steady_now());
   registration_.heartbeat_answered(steady_now());
   callbacks_.obey(response);
   co_return Result<void>();

@@ -177,27 +177,36 @@ Result<void> HighestEpoch::save() const {
   return sync_directory(file_.parent_path());
 }
 
-void GrantClock::observe(const Incarnation& issuer, std::uint64_t issuer_ms, TimePoint now) {
-  const auto found = std::find_if(issuers_.begin(), issuers_.end(),
-                                  [&](const Issuer& known) { return known.id == issuer; });
+void GrantClock::observe(const Incarnation& issuer, std::string_view key, std::uint64_t issuer_ms,
+                         TimePoint now) {
+  const auto found = std::ranges::find(issuers_, issuer, &Issuer::id);
   if (found != issuers_.end()) {
     // A late reply would set the clock back, so the furthest reading counts.
     const auto elapsed = static_cast<std::uint64_t>(milliseconds(now - found->at));
-    if (issuer_ms > found->issuer_ms + elapsed) *found = {issuer, issuer_ms, now};
+    if (issuer_ms > found->issuer_ms + elapsed) {
+      found->issuer_ms = issuer_ms;
+      found->at = now;
+    }
     return;
   }
-  issuers_.push_back({issuer, issuer_ms, now});
+  issuers_.push_back({issuer, std::string(key), issuer_ms, now});
   if (issuers_.size() > kIssuersKept) issuers_.pop_front();
+}
+
+Result<const GrantClock::Issuer*> GrantClock::find(const Incarnation& id) const {
+  const auto found = std::ranges::find(issuers_, id, &Issuer::id);
+  if (found != issuers_.end()) return &*found;
+  return fail(ErrorCode::kStale, "the grant's issuer is not known here: ask the coordinator again");
+}
+
+Result<std::string> GrantClock::key_of(const Incarnation& issuer) const {
+  TRY(const Issuer* found, find(issuer));
+  return found->key;
 }
 
 Result<void> GrantClock::check(const Incarnation& issuer, std::uint64_t epoch,
                                std::uint64_t expiry_ms, TimePoint now) const {
-  const auto found = std::find_if(issuers_.begin(), issuers_.end(),
-                                  [&](const Issuer& known) { return known.id == issuer; });
-  if (found == issuers_.end()) {
-    return fail(ErrorCode::kStale,
-                "the grant's issuer is not known here: ask the coordinator again");
-  }
+  TRY(const Issuer* found, find(issuer));
   const auto elapsed = static_cast<std::uint64_t>(milliseconds(now - found->at));
   if (found->issuer_ms + elapsed > expiry_ms) {
     return fail(ErrorCode::kDenied, "the grant expired {} ms ago: ask for a new one",

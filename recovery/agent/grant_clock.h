@@ -4,6 +4,8 @@
 #include <deque>
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "src/base/clock.h"
 #include "src/base/ids.h"
@@ -49,13 +51,16 @@ class HighestEpoch {
   std::deque<Raise> raises_;
 };
 
-// Grants expire on the monotonic clock of their issuer, so that no wall clock matters. This class
-// remembers the clocks of the last few issuers: coordinators, and this process itself. Pure;
-// control thread only.
+// Grants are signed by their issuer, and expire on its monotonic clock, so that no wall clock
+// matters. This class remembers the keys and clocks of the last few issuers: the coordinators that
+// this process was connected to, and the process itself. Pure; control thread only.
 class GrantClock {
  public:
-  // The clock of `issuer` shows `issuer_ms` now.
-  void observe(const Incarnation& issuer, std::uint64_t issuer_ms, TimePoint now);
+  // The clock of `issuer` shows `issuer_ms` now. `key`: its public key; "" at protocol 2.
+  void observe(const Incarnation& issuer, std::string_view key, std::uint64_t issuer_ms,
+               TimePoint now);
+  // kStale: the issuer is unknown.
+  Result<std::string> key_of(const Incarnation& issuer) const;
   // kStale: the issuer is unknown, or a coordinator that has been replaced. kDenied: the grant has
   // expired. A grant of an earlier epoch holds until it expires if it may have been given before
   // this agent heard of the new epoch: a change of the coordinator ends no pull. `epoch` 0: the
@@ -67,9 +72,12 @@ class GrantClock {
  private:
   struct Issuer {
     Incarnation id;
+    std::string key;
     std::uint64_t issuer_ms = 0;
     TimePoint at{};
   };
+  Result<const Issuer*> find(const Incarnation& id) const;
+
   std::deque<Issuer> issuers_;
   HighestEpoch epochs_;
 };

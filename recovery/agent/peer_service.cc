@@ -166,6 +166,28 @@ MetadataPages::Blob MetadataPages::keep(const Key& key, std::string blob) {
   return kept_.front().second;
 }
 
+Result<void> MetadataPages::check(const std::set<Digest>* readable,
+                                  const proto::GetPageRequest& request) const {
+  if (readable == nullptr) return {};
+  const Digest digest = rpc::from_proto(request.digest());
+  const bool named_by_root =
+      request.kind() == proto::PAGE_TILE_DIGESTS || request.kind() == proto::PAGE_FILE;
+  const auto has_it = [&](const auto& copy) {
+    const auto& [key, served] = copy;
+    if (!readable->contains(key.root)) return false;
+    if (request.kind() == proto::PAGE_LAYOUT) return key.layout == digest;
+    return request.kind() == proto::PAGE_TENSOR_SET &&
+           served.checkpoint().tensors.digest() == digest;
+  };
+  if (named_by_root ? readable->contains(digest) : std::ranges::any_of(served_.all(), has_it)) {
+    return {};
+  }
+  return fail(ErrorCode::kDenied,
+              "{} gives metadata for a grant only, and this connection has shown none for {} {}: "
+              "open the pull again",
+              identity_.node_id, proto::PageKind_Name(request.kind()), digest.hex());
+}
+
 Task<Result<proto::GetPageResponse>> MetadataPages::get(proto::GetPageRequest request) {
   const Key key{request.kind(), rpc::from_proto(request.digest()), request.name()};
   Blob blob = find(key);
@@ -242,6 +264,7 @@ PeerService::PeerService(boost::asio::any_io_executor executor, PeerSessions::Pa
       served_(parts.served),
       grant_clock_(parts.grant_clock),
       digest_pool_(digest_pool),
+      may_read_(options.may_read),
       sessions_(std::move(executor), std::move(parts), std::move(options)),
       pages_(identity_, served_, digest_pool) {}
 
@@ -249,8 +272,8 @@ void PeerService::install(rpc::RpcServer& server) {
   rpc::handle<proto::AGENT_OPEN_DIRECT>(server, [this](rpc::Peer peer, auto request, auto) {
     return open_direct(std::move(peer), std::move(request));
   });
-  rpc::handle<proto::AGENT_GET_PAGE>(server, [this](const rpc::Peer&, auto request, auto) {
-    return pages_.get(std::move(request));
+  rpc::handle<proto::AGENT_GET_PAGE>(server, [this](rpc::Peer peer, auto request, auto) {
+    return get_page(std::move(peer), std::move(request));
   });
   rpc::handle<proto::AGENT_OPEN_SESSION>(server, [this](rpc::Peer peer, auto request, auto) {
     return sessions_.open(std::move(peer), std::move(request));
@@ -270,9 +293,18 @@ void PeerService::install(rpc::RpcServer& server) {
   server.on_peer_closed([this](const rpc::Peer& peer) { sessions_.on_disconnect(peer); });
 }
 
+Task<Result<proto::GetPageResponse>> PeerService::get_page(rpc::Peer peer,
+                                                           proto::GetPageRequest request) {
+  CO_TRY_VOID(sessions_.rights().show(peer, request.grant()));
+  CO_TRY_VOID(pages_.check(sessions_.rights().readable(peer), request));
+  request.clear_grant();
+  co_return co_await pages_.get(std::move(request));
+}
+
 Task<Result<proto::OpenDirectResponse>> PeerService::open_direct(rpc::Peer peer,
                                                                  proto::OpenDirectRequest request) {
   CO_TRY_VOID(check_model_name(request.model()));
+  if (may_read_) CO_TRY_VOID(co_await may_read_(peer, request.model()));
   const auto newest = served_.newest_version(request.model());
   const std::uint64_t version = request.latest() ? newest.value_or(0) : request.version();
   const ModelVersion id{request.model(), version};
@@ -311,7 +343,9 @@ Task<Result<proto::OpenDirectResponse>> PeerService::open_direct(rpc::Peer peer,
   *response.mutable_root() = rpc::to_proto(checkpoint.root);
   *response.mutable_tensor_set() = rpc::to_proto(checkpoint.tensors.digest());
   response.set_checkpoint_bytes(checkpoint.tensors.total_bytes());
-  grant_clock_.observe(identity_.incarnation, issuer_clock_ms(), steady_now());
+  grant_clock_.observe(identity_.incarnation,
+                       identity_.key == nullptr ? "" : identity_.key->public_key(),
+                       issuer_clock_ms(), steady_now());
   for (const Served* copy : copies) {
     auto* source = response.add_sources();
     source->mutable_node()->set_node_id(identity_.node_id);
@@ -336,7 +370,7 @@ proto::Grant PeerService::direct_grant(const rpc::Peer& puller, const Digest& ro
   grant.set_issuer(identity_.incarnation.to_bytes());
   grant.set_expiry_ms(issuer_clock_ms() + kDirectGrantMs);
   grant.set_serial(next_serial_++);
-  rpc::sign_grant(grant, identity_.secret);
+  rpc::sign_grant(grant, identity_);
   return grant;
 }
 

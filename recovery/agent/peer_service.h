@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -24,6 +26,8 @@ class MetadataPages {
   MetadataPages(const rpc::Identity& identity, ServedVersions& served, WorkerPool& digest_pool)
       : identity_(identity), served_(served), digest_pool_(digest_pool) {}
 
+  // `readable`: roots whose metadata the caller may read. nullptr: all.
+  Result<void> check(const std::set<Digest>* readable, const proto::GetPageRequest& request) const;
   async::Task<Result<proto::GetPageResponse>> get(proto::GetPageRequest request);
 
  private:
@@ -66,12 +70,15 @@ class PeerService {
                                                            rpc::Events events);
   async::Task<Result<proto::ProveRangesResponse>> prove_ranges(proto::ProveRangesRequest request);
   async::Task<Result<void>> feed_have(SessionToken token, CopyKey copy, rpc::Events events);
+  async::Task<Result<proto::GetPageResponse>> get_page(rpc::Peer peer,
+                                                       proto::GetPageRequest request);
   proto::Grant direct_grant(const rpc::Peer& puller, const Digest& root);
 
   const rpc::Identity& identity_;
   ServedVersions& served_;
   GrantClock& grant_clock_;
   WorkerPool& digest_pool_;
+  const std::function<async::Task<Result<void>>(rpc::Peer, std::string model)> may_read_;
   PeerSessions sessions_;
   MetadataPages pages_;
   std::uint64_t next_serial_ = 1;

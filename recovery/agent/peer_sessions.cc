@@ -6,7 +6,6 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/rpc/convert.h"
-#include "recovery/rpc/grants.h"
 #include "src/async/offload.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
@@ -20,10 +19,6 @@ namespace {
 constexpr std::uint32_t kPathsOffered = 16;
 // A puller waits for a session for 1.5 s.
 constexpr std::chrono::milliseconds kOpenPatience{1000};
-
-std::string connection_of(const rpc::Peer& peer) {
-  return peer.incarnation.hex() + " " + peer.address;
-}
 
 Error no_such_session() { return {ErrorCode::kDenied, "no such session: open one first"}; }
 
@@ -54,6 +49,7 @@ std::uint64_t lower_rate(std::uint64_t a, std::uint64_t b) {
 
 PeerSessions::PeerSessions(boost::asio::any_io_executor executor, Parts parts, Options options)
     : parts_(std::move(parts)),
+      rights_(parts_.identity, parts_.grant_clock),
       options_(std::move(options)),
       ended_(executor),
       disconnected_(executor) {}
@@ -104,11 +100,7 @@ Result<const Served*> PeerSessions::admit(const rpc::Peer& peer,
                 "{} has restarted: this is another incarnation; look it up again", self.node_id);
   }
   const Digest root = rpc::from_proto(request.root());
-  TRY_VOID(
-      rpc::check_grant(request.grant(), self.secret, {peer.incarnation, self.incarnation, root}));
-  TRY(const auto issuer, Incarnation::from_bytes(request.grant().issuer()));
-  TRY_VOID(parts_.grant_clock.check(issuer, request.grant().epoch(), request.grant().expiry_ms(),
-                                    steady_now()));
+  TRY_VOID(rights_.check(peer, request.grant(), root));
   TRY(const ModelVersion id, rpc::from_proto(request.id()));
   const Served* served = parts_.served.find({id, root, rpc::from_proto(request.layout())});
   if (served == nullptr) {
@@ -262,6 +254,7 @@ Task<void> PeerSessions::end_all_of(ModelVersion id, std::optional<Digest> layou
 }
 
 void PeerSessions::on_disconnect(const rpc::Peer& peer) {
+  rights_.disconnected(peer);
   const std::string connection = connection_of(peer);
   std::vector<SessionToken> tokens;
   for (const auto& [token, session] : sessions_) {

@@ -14,6 +14,7 @@
 
 #include "proto/agent.pb.h"
 #include "recovery/agent/grant_clock.h"
+#include "recovery/agent/puller_rights.h"
 #include "recovery/agent/served_versions.h"
 #include "recovery/rpc/rpc.h"
 #include "src/async/task.h"
@@ -53,6 +54,9 @@ class PeerSessions {
     std::function<async::Task<Result<void>>(std::shared_ptr<const store::StoredVersion>,
                                             std::chrono::milliseconds)>
         require_verified;
+    // Whether the caller may read a model by a direct pull, which no coordinator has granted.
+    // Empty: everybody may who reaches this agent.
+    std::function<async::Task<Result<void>>(rpc::Peer, std::string model)> may_read;
   };
   PeerSessions(boost::asio::any_io_executor executor, Parts parts, Options options);
 
@@ -81,6 +85,9 @@ class PeerSessions {
   void on_disconnect(const rpc::Peer& peer);
   // Waits for sessions that are ending. The transports' servers must live until then.
   async::Task<void> drain(std::chrono::milliseconds deadline);
+
+  // What the connections of pullers may read.
+  PullerRights& rights() { return rights_; }
 
   // For sessions that open from here on.
   void set_limits(const Limits& limits) { limits_ = limits; }
@@ -115,6 +122,7 @@ class PeerSessions {
   async::Task<void> end(SessionToken token);
 
   const Parts parts_;
+  PullerRights rights_;
   const Options options_;
   Limits limits_ = options_.limits;
   std::map<SessionToken, Session> sessions_;

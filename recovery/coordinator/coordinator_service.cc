@@ -206,7 +206,7 @@ Result<proto::OpenPullResponse> CoordinatorService::open_pull(
   const OpenedPull& opened = *answer;
   log::info("pull.opened", "puller", parsed.puller.node_id, "version", opened.id.to_string(),
             "sources", opened.sources.size(), "queued_ms", milliseconds(opened.retry_after));
-  return to_proto(opened, options_.issuer);
+  return to_proto(opened, options_.signer);
 }
 
 Result<proto::PullProgressResponse> CoordinatorService::pull_progress(
@@ -216,7 +216,7 @@ Result<proto::PullProgressResponse> CoordinatorService::pull_progress(
   TRY(const PullProgressAnswer answer, core_.pull_progress(parsed, steady_now()));
   proto::PullProgressResponse response;
   for (const auto& offer : answer.sources)
-    *response.add_sources() = to_proto(offer, options_.issuer);
+    *response.add_sources() = to_proto(offer, options_.signer);
   response.set_grace(answer.grace);
   return response;
 }

@@ -52,7 +52,7 @@ class AnswerGate {
 class CoordinatorService {
  public:
   struct Options {
-    Issuer issuer;
+    GrantSigner& signer;
     Timing timing;
     // See TermOptions.
     std::function<Result<void>()> may_answer;

@@ -6,7 +6,6 @@
 #include "recovery/coordinator/round_wire.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
-#include "recovery/rpc/grants.h"
 #include "recovery/rpc/message_fields.h"
 #include "src/base/text.h"
 #include "src/tensor/checkpoint.h"
@@ -235,7 +234,7 @@ Result<PullProgress> from_proto(const proto::PullProgressRequest& message) {
   return progress;
 }
 
-proto::Source to_proto(const SourceOffer& offer, const Issuer& issuer) {
+proto::Source to_proto(const SourceOffer& offer, GrantSigner& signer) {
   proto::Source source;
   *source.mutable_node() = to_proto(offer.node);
   *source.mutable_layout() = rpc::to_proto(offer.layout);
@@ -243,20 +242,11 @@ proto::Source to_proto(const SourceOffer& offer, const Issuer& issuer) {
   if (!offer.complete) *source.mutable_held() = rpc::to_proto(offer.held);
   source.set_payload_bytes(offer.payload_bytes);
   source.set_proves_parts(offer.proves_parts);
-  proto::Grant& grant = *source.mutable_grant();
-  grant.set_puller_incarnation(offer.grant.puller.to_bytes());
-  grant.set_source_incarnation(offer.grant.source.to_bytes());
-  *grant.mutable_root() = rpc::to_proto(offer.grant.root);
-  grant.set_issuer(issuer.incarnation.to_bytes());
-  grant.set_expiry_ms(offer.grant.expiry_ms);
-  grant.set_max_bytes_per_second(offer.grant.max_bytes_per_second);
-  grant.set_serial(offer.grant.serial);
-  grant.set_epoch(offer.grant.epoch);
-  rpc::sign_grant(grant, issuer.secret);
+  *source.mutable_grant() = signer.sign(offer.grant);
   return source;
 }
 
-proto::OpenPullResponse to_proto(const OpenedPull& opened, const Issuer& issuer) {
+proto::OpenPullResponse to_proto(const OpenedPull& opened, GrantSigner& signer) {
   proto::OpenPullResponse response;
   if (!opened.pull_id.is_nil()) response.set_pull_id(opened.pull_id.to_bytes());
   *response.mutable_id() = rpc::to_proto(opened.id);
@@ -265,7 +255,7 @@ proto::OpenPullResponse to_proto(const OpenedPull& opened, const Issuer& issuer)
   response.set_checkpoint_bytes(opened.version.checkpoint_bytes);
   response.set_epoch(opened.epoch);
   response.set_lease_ms(static_cast<std::uint32_t>(milliseconds(opened.lease)));
-  for (const auto& offer : opened.sources) *response.add_sources() = to_proto(offer, issuer);
+  for (const auto& offer : opened.sources) *response.add_sources() = to_proto(offer, signer);
   response.set_retry_after_ms(static_cast<std::uint32_t>(milliseconds(opened.retry_after)));
   return response;
 }

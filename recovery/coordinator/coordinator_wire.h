@@ -10,6 +10,7 @@
 #include "proto/coordinator.pb.h"
 #include "recovery/coordinator/core/core.h"
 #include "recovery/coordinator/core/fleet_watch.h"
+#include "recovery/coordinator/grant_signer.h"
 #include "recovery/rpc/rpc.h"
 
 // Converts between coordinator.proto and the core's own types. Every incoming value is checked
@@ -31,14 +32,9 @@ Result<JointReport> from_proto(const proto::JointReport& report);
 proto::JointRoster to_proto(const JointRoster& roster);
 proto::DrainResponse to_proto(const Draining& draining);
 
-// The signer of grants.
-struct Issuer {
-  Incarnation incarnation;
-  std::string secret;
-};
 proto::SourceReport to_proto(const SourceReport& report);
-proto::Source to_proto(const SourceOffer& offer, const Issuer& issuer);
-proto::OpenPullResponse to_proto(const OpenedPull& opened, const Issuer& issuer);
+proto::Source to_proto(const SourceOffer& offer, GrantSigner& signer);
+proto::OpenPullResponse to_proto(const OpenedPull& opened, GrantSigner& signer);
 
 // An enum of the core beside the one on the wire: one row per value.
 template <typename Core, typename Wire, std::size_t N>

@@ -14,7 +14,6 @@
 #include "recovery/coordinator/round_service.h"
 #include "recovery/coordinator/state_records.h"
 #include "recovery/rpc/drills.h"
-#include "recovery/rpc/grants.h"
 #include "src/async/task_group.h"
 #include "src/base/log.h"
 
@@ -160,19 +159,16 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   rpc::Identity identity;
   identity.role = proto::ROLE_COORDINATOR;
   identity.node_id = "coordinator";
-  identity.incarnation = Incarnation::random();
+  identity.key = std::make_shared<crypto::SigningKey>(crypto::SigningKey::generate());
+  identity.incarnation = rpc::incarnation_of(identity.key->public_key());
   identity.secret = options.secret;
   identity.epoch = [&core] { return core.fleet().epoch(); };
   FleetWatch watch(identity.incarnation);
-  Services services{{core,
-                     watch,
-                     committer,
-                     {{identity.incarnation, options.secret},
-                      options.timing,
-                      options.may_answer,
-                      options.tracer}},
-                    {executor, core, options.may_answer, options.tracer},
-                    {executor, core, options.may_answer, options.tracer}};
+  GrantSigner signer(identity, options.timing.grant_ttl);
+  Services services{
+      {core, watch, committer, {signer, options.timing, options.may_answer, options.tracer}},
+      {executor, core, options.may_answer, options.tracer},
+      {executor, core, options.may_answer, options.tracer}};
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
   if (options.tracer != nullptr) server->trace_calls(*options.tracer);
   services.attach(*server);

@@ -98,7 +98,9 @@ async::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, D
   *blob.request.mutable_digest() = rpc::to_proto(digest);
   blob.request.set_name(std::move(name));
   blob.paging = std::move(paging);
+  *blob.request.mutable_grant() = source_.grant();
   CO_TRY(auto first, co_await fetch_page(blob, 0));
+  blob.request.clear_grant();
   blob.total_bytes = first.total_bytes();
   blob.bytes = std::move(*first.mutable_data());
   blob.page_bytes = blob.next_offset = blob.bytes.size();

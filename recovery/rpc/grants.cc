@@ -18,8 +18,11 @@ namespace {
 constexpr std::size_t kMinSecretBytes = 16;
 constexpr std::size_t kMaxSecretBytes = 4096;
 
-std::string grant_text(const proto::Grant& grant) {
-  crypto::BoundText text("rekindle grant v2");
+constexpr std::string_view kAuthenticated = "rekindle grant v2";
+constexpr std::string_view kSigned = "rekindle grant v3";
+
+std::string grant_text(std::string_view label, const proto::Grant& grant) {
+  crypto::BoundText text(label);
   text.bytes(grant.puller_incarnation()).bytes(grant.source_incarnation());
   text.bytes(grant.root().value());
   text.bytes(grant.issuer()).u64(grant.expiry_ms());
@@ -75,13 +78,19 @@ Result<std::string> read_secret(const std::string& path) {
   return text;
 }
 
-void sign_grant(proto::Grant& grant, std::string_view secret) {
-  grant.set_mac(crypto::hmac_sha256(secret, grant_text(grant)));
+void sign_grant(proto::Grant& grant, const Identity& issuer) {
+  if (issuer.key != nullptr) grant.set_signature(issuer.key->sign(grant_text(kSigned, grant)));
+  grant.set_mac(crypto::hmac_sha256(issuer.secret, grant_text(kAuthenticated, grant)));
 }
 
-Result<void> check_grant(const proto::Grant& grant, std::string_view secret,
-                         const GrantCheck& check) {
-  if (!crypto::equal_constant_time(grant.mac(), crypto::hmac_sha256(secret, grant_text(grant)))) {
+Result<void> check_grant(const proto::Grant& grant, std::string_view issuer_key,
+                         std::string_view secret, const GrantCheck& check) {
+  if (!issuer_key.empty()) {
+    if (!crypto::verify(issuer_key, grant_text(kSigned, grant), grant.signature())) {
+      return fail(ErrorCode::kDenied, "the grant is not signed by the coordinator that it names");
+    }
+  } else if (!crypto::equal_constant_time(
+                 grant.mac(), crypto::hmac_sha256(secret, grant_text(kAuthenticated, grant)))) {
     return fail(ErrorCode::kDenied,
                 "the grant is not signed with this cluster's secret; do all parties use the same "
                 "secret file?");

@@ -4,28 +4,32 @@
 #include <string_view>
 
 #include "proto/coordinator.pb.h"
+#include "recovery/rpc/rpc.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
 
 // Grants: permission for one puller to read one version from one source incarnation until an expiry
-// on the issuer's monotonic clock. HMAC-SHA256 under the cluster secret.
+// on the issuer's monotonic clock. The issuer signs them with the key of its incarnation.
 namespace rekindle::rpc {
 
 // Reads a file of mode 0600 with 16 to 4096 bytes, and cuts surrounding white space. Returns "" for
 // an empty path.
 Result<std::string> read_secret(const std::string& path);
 
-void sign_grant(proto::Grant& grant, std::string_view secret);
+// Signs the grant as its issuer. Sources of protocol 2 know no signatures, so it also gets a MAC
+// under the cluster secret.
+void sign_grant(proto::Grant& grant, const Identity& issuer);
 struct GrantCheck {
   Incarnation puller;
   Incarnation source;
   Digest root;
 };
-// kDenied with the reason: wrong MAC, another puller, another root. kStale: the grant is for
-// another incarnation of this source. The caller checks the expiry, because it knows the issuer's
+// kDenied with the reason: wrong signature, another puller, another root. kStale: the grant is for
+// another incarnation of this source. `issuer_key`: of grant.issuer; "" for an issuer of protocol
+// 2, whose grants have only the MAC. The caller checks the expiry, because it knows the issuer's
 // clock.
-Result<void> check_grant(const proto::Grant& grant, std::string_view secret,
-                         const GrantCheck& check);
+Result<void> check_grant(const proto::Grant& grant, std::string_view issuer_key,
+                         std::string_view secret, const GrantCheck& check);
 
 }  // namespace rekindle::rpc

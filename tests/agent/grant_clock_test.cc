@@ -152,7 +152,7 @@ TEST(GrantEpoch, C1AGrantGivenAfterItsCoordinatorWasReplacedIsRefused) {
   GrantClock clock;
   const Incarnation issuer = Incarnation::random();
   clock.epochs().hear(3, kNow);
-  clock.observe(issuer, 1'000'000, kNow);
+  clock.observe(issuer, "", 1'000'000, kNow);
   // Given now, for a minute.
   EXPECT_TRUE(clock.check(issuer, 3, 1'060'000, kNow));
   clock.epochs().hear(4, kNow + 10s);
@@ -169,7 +169,7 @@ TEST(GrantEpoch, C1ASecondChangeOfTheCoordinatorGivesTheFirstOnesGrantsNoMoreTim
   GrantClock clock;
   const Incarnation issuer = Incarnation::random();
   clock.epochs().hear(3, kNow);
-  clock.observe(issuer, 1'000'000, kNow);
+  clock.observe(issuer, "", 1'000'000, kNow);
   clock.epochs().hear(4, kNow + 10s);
   clock.epochs().hear(5, kNow + 40s);
   // Given 25 s after epoch 4 was heard of.

@@ -9,6 +9,7 @@
 #include "recovery/pull/pull_job.h"
 #include "recovery/pull/pull_plans.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/grants.h"
 #include "recovery/rpc/methods.h"
 #include "tests/recovery/rpc_fixture.h"
 #include "tests/store/store_fixture.h"
@@ -33,19 +34,36 @@ class PeerFilesTest : public store::StoreTest {
   }
   void TearDown() override { loop_.run(server_->close(5s)); }
 
+  Result<std::shared_ptr<rpc::RpcClient>> connect(const rpc::Identity& puller) {
+    return loop_.run(rpc::RpcClient::connect(address_, puller, 5s));
+  }
+  // A grant of this agent for the published bytes.
+  proto::Grant grant_for(const rpc::Identity& puller) {
+    grants_.observe(identity_.incarnation, identity_.key->public_key(), 1000, steady_now());
+    proto::Grant grant;
+    grant.set_puller_incarnation(puller.incarnation.to_bytes());
+    grant.set_source_incarnation(identity_.incarnation.to_bytes());
+    *grant.mutable_root() = rpc::to_proto(checkpoint()->root);
+    grant.set_issuer(identity_.incarnation.to_bytes());
+    grant.set_expiry_ms(60'000);
+    rpc::sign_grant(grant, identity_);
+    return grant;
+  }
+  Result<std::string> get_page(const std::shared_ptr<rpc::RpcClient>& client, proto::PageKind kind,
+                               const Digest& digest, const proto::Grant& grant) {
+    proto::GetPageRequest request;
+    request.set_kind(kind);
+    *request.mutable_digest() = rpc::to_proto(digest);
+    if (kind == proto::PAGE_FILE) request.set_name("config.json");
+    *request.mutable_grant() = grant;
+    TRY(const auto page, loop_.run(rpc::call<proto::AGENT_GET_PAGE>(client, request, 5s)));
+    return page.data();
+  }
   Result<std::string> get_config() {
-    return loop_.run([](PeerFilesTest* test) -> async::Task<Result<std::string>> {
-      CO_TRY(const auto client, co_await rpc::RpcClient::connect(
-                                    test->address_, make_identity(proto::ROLE_PULLER, "p"), 5s));
-      proto::GetPageRequest request;
-      request.set_kind(proto::PAGE_FILE);
-      *request.mutable_digest() = rpc::to_proto(test->checkpoint()->root);
-      request.set_name("config.json");
-      const auto page = co_await rpc::call<proto::AGENT_GET_PAGE>(client, std::move(request), 5s);
-      client->close();
-      if (!page) co_return fail(page.error());
-      co_return page->data();
-    }(this));
+    TRY(const auto client, connect(puller_));
+    auto config = get_page(client, proto::PAGE_FILE, checkpoint()->root, grant_for(puller_));
+    client->close();
+    return config;
   }
   // Of a shard, whose rules need config.json.
   Result<pull::PlanSummary> plan_shard() {
@@ -86,6 +104,7 @@ class PeerFilesTest : public store::StoreTest {
 
   rpc::testing::Loop loop_;
   rpc::Identity identity_ = make_identity(proto::ROLE_AGENT, "a");
+  const rpc::Identity puller_ = make_identity(proto::ROLE_PULLER, "p");
   transport::SegmentRegistry registry_;
   ServedVersions served_{registry_};
   GrantClock grants_;
@@ -141,6 +160,37 @@ TEST_F(PeerFilesTest, B4APullWhoseOwnConfigIsCutOffAsksItsPeers) {
   store::fs::resize_file(config_in(*mine).file, 0);
   const auto plan = plan_shard();
   ASSERT_TRUE(plan) << plan.error().message();
+}
+
+TEST_F(PeerFilesTest, AConnectionGetsMetadataOnlyForItsGrant) {
+  served_.add(source_);
+  const auto client = connect(puller_);
+  ASSERT_TRUE(client) << client.error().message();
+  const Digest root = checkpoint()->root;
+  const Digest layout = source_->manifest.layout.digest();
+  const auto code = [&](proto::PageKind kind, const Digest& digest, const proto::Grant& grant) {
+    const auto page = get_page(*client, kind, digest, grant);
+    return page ? ErrorCode::kInternal : page.error().code();
+  };
+  const auto grant = grant_for(puller_);
+  for (const auto& [kind, digest] :
+       {std::pair(proto::PAGE_FILE, root), std::pair(proto::PAGE_TILE_DIGESTS, root),
+        std::pair(proto::PAGE_LAYOUT, layout),
+        std::pair(proto::PAGE_TENSOR_SET, checkpoint()->tensors.digest())}) {
+    EXPECT_EQ(code(kind, digest, {}), ErrorCode::kDenied) << proto::PageKind_Name(kind);
+  }
+  auto stretched = grant;
+  stretched.set_expiry_ms(grant.expiry_ms() + 1);
+  EXPECT_EQ(code(proto::PAGE_LAYOUT, layout, stretched), ErrorCode::kDenied);
+  EXPECT_TRUE(get_page(*client, proto::PAGE_LAYOUT, layout, grant));
+  EXPECT_TRUE(get_page(*client, proto::PAGE_TILE_DIGESTS, root, {})) << "it has shown its grant";
+  EXPECT_EQ(code(proto::PAGE_TILE_DIGESTS, Digest{1, 2}, {}), ErrorCode::kDenied)
+      << "of another version";
+  const auto other = connect(make_identity(proto::ROLE_PULLER, "q"));
+  ASSERT_TRUE(other);
+  EXPECT_FALSE(get_page(*other, proto::PAGE_LAYOUT, layout, grant)) << "of another puller";
+  (*client)->close();
+  (*other)->close();
 }
 
 }  // namespace

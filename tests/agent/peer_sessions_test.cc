@@ -38,7 +38,7 @@ class PeerSessionsTest : public store::StoreTest {
   void SetUp() override {
     StoreTest::SetUp();
     served_.add(source_);
-    grants_.observe(self_.incarnation, kIssuerMs, steady_now());
+    grants_.observe(self_.incarnation, self_.key->public_key(), kIssuerMs, steady_now());
     options_.limits.max_pullers = 2;
     options_.advertised_host = [] { return std::string("host"); };
     make_sessions();
@@ -53,6 +53,7 @@ class PeerSessionsTest : public store::StoreTest {
     peer.node_id = name;
     peer.incarnation = identity.incarnation;
     peer.address = "10.0.0.1:1";
+    peer.public_key = identity.key->public_key();
     return peer;
   }
   proto::OpenSessionRequest request(const std::string& transport = "tcp") const {
@@ -68,7 +69,7 @@ class PeerSessionsTest : public store::StoreTest {
     *grant.mutable_root() = rpc::to_proto(checkpoint()->root);
     grant.set_issuer(self_.incarnation.to_bytes());
     grant.set_expiry_ms(kIssuerMs + 3'600'000);
-    rpc::sign_grant(grant, self_.secret);
+    rpc::sign_grant(grant, self_);
     return request;
   }
   Result<SessionToken> open(proto::OpenSessionRequest what) {
@@ -106,7 +107,7 @@ TEST_F(PeerSessionsTest, ASessionIsOpenedAgainstAGrantAndEndsOnce) {
 TEST_F(PeerSessionsTest, AGrantOfAnotherPullerIsDenied) {
   auto stolen = request();
   stolen.mutable_grant()->set_puller_incarnation(Incarnation::random().to_bytes());
-  rpc::sign_grant(*stolen.mutable_grant(), self_.secret);
+  rpc::sign_grant(*stolen.mutable_grant(), self_);
   EXPECT_EQ(open(stolen).error().code(), ErrorCode::kDenied);
 }
 

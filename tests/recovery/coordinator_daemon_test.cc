@@ -36,7 +36,10 @@ TEST_F(CoordinatorDaemon, AnAgentRegistersPublishesAndIsFoundByAPuller) {
   EXPECT_EQ(opened->sources(0).node().control_endpoint(), "127.0.0.1:7400")
       << "an agent on every address is where it called from";
   const auto& grant = opened->sources(0).grant();
-  EXPECT_TRUE(rpc::check_grant(grant, "", {p.identity.incarnation, a.identity.incarnation, kRoot}));
+  const rpc::Peer& issuer = p.client->peer();
+  EXPECT_EQ(grant.issuer(), issuer.incarnation.to_bytes());
+  EXPECT_TRUE(rpc::check_grant(grant, issuer.public_key, "",
+                               {p.identity.incarnation, a.identity.incarnation, kRoot}));
   const auto beaten = beat(a);
   ASSERT_TRUE(beaten);
   EXPECT_GT(grant.expiry_ms(), beaten->coordinator_time_ms());
@@ -343,8 +346,9 @@ TEST_F(CoordinatorDaemon, TheSecretIsRequiredAndNeverShown) {
   const auto opened = open(p, "qwen3");
   ASSERT_TRUE(opened);
   const rpc::GrantCheck check{p.identity.incarnation, right.identity.incarnation, kRoot};
-  EXPECT_TRUE(rpc::check_grant(opened->sources(0).grant(), secret, check));
-  EXPECT_FALSE(rpc::check_grant(opened->sources(0).grant(), "", check));
+  const std::string key = p.client->peer().public_key;
+  EXPECT_TRUE(rpc::check_grant(opened->sources(0).grant(), key, secret, check));
+  EXPECT_FALSE(rpc::check_grant(opened->sources(0).grant(), "", "", check));
   process_->signal(SIGTERM);
   ASSERT_TRUE(process_->wait());
   EXPECT_EQ(process_->err().find(secret), std::string::npos);

@@ -31,7 +31,8 @@ inline Identity make_identity(proto::Role role, std::string node_id, std::string
   Identity identity;
   identity.role = role;
   identity.node_id = std::move(node_id);
-  identity.incarnation = Incarnation::random();
+  identity.key = std::make_shared<crypto::SigningKey>(crypto::SigningKey::generate());
+  identity.incarnation = incarnation_of(identity.key->public_key());
   identity.secret = std::move(secret);
   return identity;
 }

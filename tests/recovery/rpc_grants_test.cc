@@ -7,6 +7,7 @@
 
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/grants.h"
+#include "tests/recovery/rpc_fixture.h"
 
 namespace rekindle::rpc {
 namespace {
@@ -14,60 +15,81 @@ namespace {
 struct Signed {
   Incarnation puller = Incarnation::random();
   Incarnation source = Incarnation::random();
+  Identity issuer = testing::make_identity(proto::ROLE_COORDINATOR, "c", "secret");
   Digest root{1, 2};
   proto::Grant grant;
 
-  explicit Signed(std::string_view secret) {
+  Signed() {
     grant.set_puller_incarnation(puller.to_bytes());
     grant.set_source_incarnation(source.to_bytes());
     *grant.mutable_root() = to_proto(root);
-    grant.set_issuer(Incarnation::random().to_bytes());
+    grant.set_issuer(issuer.incarnation.to_bytes());
     grant.set_expiry_ms(1000);
     grant.set_serial(7);
-    sign_grant(grant, secret);
+    sign_grant(grant, issuer);
   }
-  ErrorCode code(std::string_view secret) const {
-    const auto checked = check_grant(grant, secret, {puller, source, root});
+  ErrorCode code_with(std::string_view key, std::string_view secret) const {
+    const auto checked = check_grant(grant, key, secret, {puller, source, root});
     return checked ? ErrorCode::kInternal : checked.error().code();
   }
+  ErrorCode by_key() const { return code_with(issuer.key->public_key(), ""); }
+  ErrorCode by_secret() const { return code_with("", "secret"); }
 };
+constexpr ErrorCode kAccepted = ErrorCode::kInternal;
 
 TEST(Grants, ASignedGrantIsAccepted) {
-  const Signed it("secret");
-  EXPECT_TRUE(check_grant(it.grant, "secret", {it.puller, it.source, it.root}));
+  EXPECT_EQ(Signed().by_key(), kAccepted);
+  EXPECT_EQ(Signed().by_secret(), kAccepted) << "for a source of protocol 2";
 }
 
 TEST(Grants, AnyChangedFieldBreaksTheSignature) {
   const auto tampered = [](auto change) {
-    Signed it("secret");
+    Signed it;
     change(it.grant);
-    return it.code("secret");
+    EXPECT_EQ(it.by_secret(), it.by_key());
+    return it.by_key();
   };
   EXPECT_EQ(tampered([](auto& g) { g.set_expiry_ms(2000); }), ErrorCode::kDenied);
   EXPECT_EQ(tampered([](auto& g) { g.set_serial(8); }), ErrorCode::kDenied);
+  EXPECT_EQ(tampered([](auto& g) { g.set_epoch(8); }), ErrorCode::kDenied);
   EXPECT_EQ(tampered([](auto& g) { g.set_max_bytes_per_second(1); }), ErrorCode::kDenied);
   EXPECT_EQ(tampered([](auto& g) { g.set_issuer(std::string(16, 'x')); }), ErrorCode::kDenied);
   EXPECT_EQ(tampered([](auto& g) { g.mutable_root()->set_value(std::string(32, 9)); }),
             ErrorCode::kDenied);
   EXPECT_EQ(tampered([](auto& g) { g.set_puller_incarnation(std::string(16, 'x')); }),
             ErrorCode::kDenied);
-  EXPECT_EQ(tampered([](auto& g) { g.clear_mac(); }), ErrorCode::kDenied);
-  EXPECT_EQ(Signed("secret").code("another"), ErrorCode::kDenied);
+  EXPECT_EQ(tampered([](auto& g) {
+              g.clear_mac();
+              g.clear_signature();
+            }),
+            ErrorCode::kDenied);
+  EXPECT_EQ(Signed().code_with("", "another"), ErrorCode::kDenied);
+}
+
+TEST(Grants, AMemberWithTheSecretForgesNoGrantOfACoordinator) {
+  const Signed honest;
+  Signed forged;
+  forged.grant.set_issuer(honest.issuer.incarnation.to_bytes());
+  sign_grant(forged.grant, forged.issuer);
+  EXPECT_EQ(forged.code_with(honest.issuer.key->public_key(), "secret"), ErrorCode::kDenied);
+  forged.grant.clear_signature();
+  EXPECT_EQ(forged.code_with(honest.issuer.key->public_key(), "secret"), ErrorCode::kDenied)
+      << "its MAC is right";
 }
 
 TEST(Grants, AGrantOfAnotherLifeIsStaleAndOfAnotherPullerDenied) {
-  Signed it("");
+  Signed it;
   it.source = Incarnation::random();
-  EXPECT_EQ(it.code(""), ErrorCode::kStale);
-  Signed other("");
+  EXPECT_EQ(it.by_key(), ErrorCode::kStale);
+  Signed other;
   other.puller = Incarnation::random();
-  EXPECT_EQ(other.code(""), ErrorCode::kDenied);
-  Signed root("");
+  EXPECT_EQ(other.by_key(), ErrorCode::kDenied);
+  Signed root;
   root.root = {3, 4};
-  EXPECT_EQ(root.code(""), ErrorCode::kDenied);
+  EXPECT_EQ(root.by_key(), ErrorCode::kDenied);
 }
 
-class SecretFile : public testing::Test {
+class SecretFile : public ::testing::Test {
  protected:
   void SetUp() override {
     char name[] = "/tmp/rekindle-secret-XXXXXX";

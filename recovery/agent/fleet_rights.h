@@ -1,0 +1,44 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "proto/rights.pb.h"
+#include "recovery/agent/coordinator_link.h"
+#include "recovery/rpc/rpc.h"
+#include "src/async/task.h"
+#include "src/base/clock.h"
+
+namespace rekindle::agent {
+
+// Asks the coordinator whether a peer of this agent has a right, so that all hosts follow one
+// rights file. Control thread only.
+class FleetRights {
+ public:
+  // `link` outlives this.
+  explicit FleetRights(CoordinatorLink& link) : link_(link) {}
+
+  // Whether the peer may read the model. kDenied names the missing rule. An agent without a
+  // configured coordinator allows it: its own list of certificates or secrets decides who reaches
+  // it. Without a connection the last answer for this peer counts, also that no rights file is in
+  // force; kUnavailable: there was none.
+  async::Task<Result<void>> may_read(rpc::Peer peer, std::string model);
+
+ private:
+  struct Answer {
+    proto::AuthorizeResponse said;
+    TimePoint at;
+  };
+  using Question = std::pair<std::string, std::string>;
+  Result<void> judge(const rpc::Peer& peer, const std::string& model,
+                     const proto::AuthorizeResponse& said) const;
+
+  CoordinatorLink& link_;
+  // By the principals and the model.
+  std::map<Question, Answer> answers_;
+  // The last answer of a coordinator said that no rights file is in force.
+  bool unrestricted_ = false;
+};
+
+}  // namespace rekindle::agent
