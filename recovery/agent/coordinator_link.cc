@@ -212,6 +212,7 @@ Task<Result<void>> CoordinatorLink::heartbeat() {
                                   client_, std::move(request), registration_.ttl()));
   CO_TRY_VOID(check_epoch(response.epoch()));
   grant_clock_.observe(client_->peer().incarnation, response.coordinator_time_ms(), steady_now());
+  grant_clock_.hear_coordinator(steady_now());
   registration_.heartbeat_answered(steady_now());
   callbacks_.obey(response);
   co_return Result<void>();

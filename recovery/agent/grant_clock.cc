@@ -81,6 +81,8 @@ constexpr std::size_t kIssuersKept = 8;
 // readings of a clock.
 constexpr std::chrono::milliseconds kGrantLifetime{60'000};
 constexpr std::chrono::milliseconds kClockSlack{2'000};
+// A coordinator that answers no heartbeat for so long is away.
+constexpr std::chrono::milliseconds kContactGap{10'000};
 
 }  // namespace
 
@@ -190,8 +192,17 @@ void GrantClock::observe(const Incarnation& issuer, std::uint64_t issuer_ms, Tim
   if (issuers_.size() > kIssuersKept) issuers_.pop_front();
 }
 
-Result<void> GrantClock::check(const Incarnation& issuer, std::uint64_t epoch,
-                               std::uint64_t expiry_ms, TimePoint now) const {
+void GrantClock::hear_coordinator(TimePoint now) {
+  if (!in_contact_since(now)) contact_begin_ = now;
+  contact_end_ = now;
+}
+
+std::optional<TimePoint> GrantClock::in_contact_since(TimePoint now) const {
+  return now - contact_end_ > kContactGap ? std::nullopt : contact_begin_;
+}
+
+Result<TimePoint> GrantClock::check(const Incarnation& issuer, std::uint64_t epoch,
+                                    std::uint64_t expiry_ms, TimePoint now) const {
   const auto found = std::find_if(issuers_.begin(), issuers_.end(),
                                   [&](const Issuer& known) { return known.id == issuer; });
   if (found == issuers_.end()) {
@@ -212,7 +223,7 @@ Result<void> GrantClock::check(const Incarnation& issuer, std::uint64_t epoch,
                 "(epoch {} now): ask the new one",
                 epoch, epochs_.highest());
   }
-  return {};
+  return now + left;
 }
 
 }  // namespace rekindle::agent

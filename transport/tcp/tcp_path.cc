@@ -242,34 +242,89 @@ Result<UniqueFd> connect_socket(const SocketAddress& address, const std::string&
   return socket;
 }
 
-Result<ServerHello> exchange_hello(int fd, const PathTarget& target, TimePoint deadline) {
-  std::array<std::byte, kClientHelloBytes> frame;
-  encode(ClientHello{target.token, target.incarnation}, frame);
-  if (::send(fd, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL) !=
-      static_cast<ssize_t>(frame.size())) {
-    return fail_errno(errno, "send the hello");
+// The hello of one stream, at the connecting end. Waits until the deadline at most.
+class Hello {
+ public:
+  Hello(int fd, const PathTarget& target, TimePoint deadline)
+      : fd_(fd), target_(target), deadline_(deadline) {
+    exchange_.incarnation = target.incarnation;
+    exchange_.reader_nonce = HelloExchange::fresh_nonce();
   }
-  std::array<std::byte, kServerHelloBytes> answer;
-  std::size_t used = 0;
-  while (used < answer.size()) {
-    TRY_VOID(wait_ready(fd, POLLIN, deadline, "the peer did not answer the hello"));
-    const ssize_t n = ::recv(fd, answer.data() + used, answer.size() - used, MSG_DONTWAIT);
-    if (n > 0) {
-      used += static_cast<std::size_t>(n);
-    } else if (n == 0) {
-      return fail(ErrorCode::kPeerLost, "the peer closed the stream before its hello");
-    } else if (errno != EAGAIN && errno != EINTR) {
-      return fail_errno(errno, "receive the hello");
+
+  Result<void> exchange() {
+    TRY_VOID(send_hello());
+    TRY_VOID(await_answer());
+    if (target_.sends_token) return {};
+    TRY_VOID(answer_challenge());
+    return await_answer();
+  }
+
+ private:
+  Result<void> send_hello() const {
+    const bool token = target_.sends_token;
+    std::array<std::byte, kClientHelloBytes + kNonceBytes> frame;
+    encode(ClientHello{token ? kTokenWireVersion : kWireVersion,
+                       token ? target_.token.bytes : handle_of(target_.token).bytes,
+                       target_.incarnation},
+           std::span(frame).first<kClientHelloBytes>());
+    std::memcpy(frame.data() + kClientHelloBytes, exchange_.reader_nonce.data(), kNonceBytes);
+    return send(std::span(frame).first(token ? kClientHelloBytes : frame.size()));
+  }
+
+  Result<void> await_answer() const {
+    std::array<std::byte, kServerHelloBytes> frame;
+    TRY_VOID(receive(frame));
+    TRY(const ServerHello hello, decode_server_hello(frame));
+    return check_hello({hello.status, hello.version, hello.incarnation}, kProtocol, target_);
+  }
+
+  Result<void> answer_challenge() {
+    std::array<std::byte, kChallengeBytes> frame;
+    TRY_VOID(receive(frame));
+    const Challenge challenge = decode_challenge(frame);
+    exchange_.source_nonce = challenge.nonce;
+    if (!exchange_.proves(target_.token, HelloExchange::Side::kSource, challenge.proof)) {
+      return fail(ErrorCode::kDenied,
+                  "another process than the source answers at {}: it does not know the session",
+                  target_.endpoint);
     }
+    const auto proof = exchange_.prove(target_.token, HelloExchange::Side::kReader);
+    return send(std::as_bytes(std::span(proof)));
   }
-  return decode_server_hello(answer);
-}
+
+  Result<void> send(std::span<const std::byte> bytes) const {
+    if (::send(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) !=
+        static_cast<ssize_t>(bytes.size())) {
+      return fail_errno(errno, "send the hello");
+    }
+    return {};
+  }
+
+  Result<void> receive(std::span<std::byte> into) const {
+    while (!into.empty()) {
+      TRY_VOID(wait_ready(fd_, POLLIN, deadline_, "the peer did not answer the hello"));
+      const ssize_t n = ::recv(fd_, into.data(), into.size(), MSG_DONTWAIT);
+      if (n > 0) {
+        into = into.subspan(static_cast<std::size_t>(n));
+      } else if (n == 0) {
+        return fail(ErrorCode::kPeerLost, "the peer closed the stream before its hello");
+      } else if (errno != EAGAIN && errno != EINTR) {
+        return fail_errno(errno, "receive the hello");
+      }
+    }
+    return {};
+  }
+
+  const int fd_;
+  const PathTarget& target_;
+  const TimePoint deadline_;
+  HelloExchange exchange_;
+};
 
 Result<std::unique_ptr<Path>> connect_one(const SocketAddress& address, const PathTarget& target,
                                           const std::string& congestion, TimePoint deadline) {
   TRY(UniqueFd socket, connect_socket(address, congestion, deadline));
-  TRY(const ServerHello hello, exchange_hello(socket.get(), target, deadline));
-  TRY_VOID(check_hello({hello.status, hello.version, hello.incarnation}, kProtocol, target));
+  TRY_VOID(Hello(socket.get(), target, deadline).exchange());
   return std::make_unique<TcpPath>(std::move(socket));
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 
@@ -92,12 +93,25 @@ class ServerStream {
   int fd() const { return socket_.get(); }
 
  private:
+  // What the stream waits for.
+  enum class Stage { kHello, kNonce, kProof, kRequests };
+
+  // kAgain: the reader was admitted.
+  Progress handshake();
+  // Each takes one part of the hello, in this order. kAgain: the next part is due.
   Progress read_hello();
+  Progress read_nonce();
+  Progress read_proof();
+  Progress admit(std::uint64_t bytes_per_second);
+  // kAgain: the first `bytes` of `in_` are here.
+  Progress await(std::size_t bytes);
   Progress refuse(HelloStatus status);
   bool reply(HelloStatus status);
+  bool send_whole(std::span<const std::byte> bytes);
   // Starts the next answer. False: no whole request is here, or the stream is broken.
   bool start_next_request();
-  bool receive();
+  // Until `limit` bytes of `in_` are used, at most.
+  bool receive(std::size_t limit);
   bool request_waiting() const { return in_used_ - in_begin_ >= kRequestBytes; }
 
   UniqueFd socket_;
@@ -105,8 +119,10 @@ class ServerStream {
   const TimePoint opened_at_;
   TimePoint last_progress_;
   TimePoint resume_at_{};
+  Stage stage_ = Stage::kHello;
   SessionToken token_;
-  std::shared_ptr<SessionShare> share_;  // null before the hello
+  HelloExchange exchange_;
+  std::shared_ptr<SessionShare> share_;  // null before kRequests
   Sender sender_;
   bool closed_ = false;
   std::array<std::byte, 64 * kRequestBytes> in_;
