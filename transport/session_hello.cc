@@ -61,6 +61,8 @@ Result<void> check_hello(const HelloAnswer& answer, const HelloProtocol& protoco
                   protocol.name, answer.version, protocol.version);
     case HelloStatus::kBusy:
       return fail(ErrorCode::kUnavailable, "{}", protocol.busy);
+    case HelloStatus::kNotEncrypted:
+      return fail(ErrorCode::kDenied, "the source demands encryption (--require-encryption)");
     case HelloStatus::kStale:
     default:
       return fail(ErrorCode::kStale, "another incarnation serves there: look the source up again");

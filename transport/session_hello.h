@@ -23,6 +23,8 @@ enum class HelloStatus : std::uint32_t {
   kVersion = 3,
   // Too many connections.
   kBusy = 4,
+  // The server demands encryption.
+  kNotEncrypted = 5,
 };
 
 // Names a session on a stream that anybody may read. It is derived from the token, and nobody can

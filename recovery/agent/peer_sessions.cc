@@ -206,7 +206,7 @@ Task<void> PeerSessions::watch_grants() {
   const auto has_grant = [](const auto& entry) { return entry.second.grant_end.has_value(); };
   while (std::ranges::any_of(sessions_, has_grant)) {
     for (const auto& token : without_grant()) {
-      log::info("session.grant_over", "puller", sessions_.at(token).puller);
+      log::info("session.grant_over", "session", transport::handle_of(token).hex());
       co_await end(token);
     }
     co_await async::sleep_for(kGrantCheckInterval);

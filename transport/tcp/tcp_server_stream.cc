@@ -108,7 +108,9 @@ bool ServerStream::receive(std::size_t limit) {
     in_begin_ = 0;
   }
   while (true) {
-    const ssize_t n = ::recv(socket_.get(), in_.data() + in_used_, limit - in_used_, MSG_DONTWAIT);
+    const auto room = std::span(in_).subspan(in_used_, limit - in_used_);
+    const ssize_t n =
+        tls_ ? tls_->receive(room) : ::recv(socket_.get(), room.data(), room.size(), MSG_DONTWAIT);
     if (n > 0) {
       in_used_ += static_cast<std::size_t>(n);
       return true;
@@ -131,7 +133,11 @@ ServerStream::Progress ServerStream::await(std::size_t bytes) {
 ServerStream::Progress ServerStream::handshake() {
   Progress progress = Progress::kAgain;
   while (progress == Progress::kAgain && stage_ != Stage::kRequests) {
-    if (stage_ == Stage::kHello) {
+    if (stage_ == Stage::kBegin) {
+      progress = begin();
+    } else if (stage_ == Stage::kTls) {
+      progress = shake_tls();
+    } else if (stage_ == Stage::kHello) {
       progress = read_hello();
     } else if (stage_ == Stage::kNonce) {
       progress = read_nonce();
@@ -140,6 +146,45 @@ ServerStream::Progress ServerStream::handshake() {
     }
   }
   return progress;
+}
+
+ServerStream::Progress ServerStream::begin() {
+  std::byte first{};
+  ssize_t n = 0;
+  do {
+    n = ::recv(socket_.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Progress::kIdle;
+  if (n <= 0) return Progress::kClosed;
+  stage_ = first == DataTls::kFirstByte ? Stage::kTls : Stage::kHello;
+  if (stage_ == Stage::kHello) return Progress::kAgain;
+  auto tls = DataTls::accept(socket_.get(), [this](const SessionHandle& handle) {
+    return context_.registry.token_of(handle);
+  });
+  if (!tls) {
+    log::warn("tcp.serve.tls", "error", tls.error());
+    return Progress::kClosed;
+  }
+  tls_ = std::move(*tls);
+  return Progress::kAgain;
+}
+
+ServerStream::Progress ServerStream::shake_tls() {
+  switch (tls_->handshake()) {
+    case DataTls::Io::kWantsRead:
+      return Progress::kIdle;
+    case DataTls::Io::kWantsWrite:
+      return Progress::kBlocked;
+    case DataTls::Io::kBroken:
+      log::debug("tcp.serve.tls", "peer", peer_address(socket_.get()).to_string(), "why",
+                 tls_->broken_reason());
+      return Progress::kClosed;
+    case DataTls::Io::kDone:
+      break;
+  }
+  sender_.use_tls(*tls_);
+  stage_ = Stage::kHello;
+  return Progress::kAgain;
 }
 
 ServerStream::Progress ServerStream::read_hello() {
@@ -155,11 +200,13 @@ ServerStream::Progress ServerStream::read_hello() {
   const bool sends_token = hello->version == kTokenWireVersion;
   if (!sends_token && hello->version != kWireVersion) return refuse(HelloStatus::kVersion);
   if (hello->incarnation != context_.incarnation) return refuse(HelloStatus::kStale);
+  if (!tls_ && context_.options.require_encryption) return refuse(HelloStatus::kNotEncrypted);
   const auto token = sends_token ? SessionToken{hello->session}
                                  : context_.registry.token_of(SessionHandle{hello->session});
   const auto session = token ? context_.registry.find_session(*token) : std::nullopt;
   // A token that was read elsewhere opens no stream of a puller that sends none.
   if (!session || session->sends_token != sends_token) return refuse(HelloStatus::kDenied);
+  if (tls_ && tls_->token() != *token) return refuse(HelloStatus::kDenied);
   token_ = *token;
   if (sends_token) return admit(session->max_bytes_per_second);
   stage_ = Stage::kNonce;
@@ -198,6 +245,10 @@ ServerStream::Progress ServerStream::admit(std::uint64_t bytes_per_second) {
   if (!share) return refuse(HelloStatus::kBusy);
   share_ = std::move(share);
   stage_ = Stage::kRequests;
+  if (tls_) context_.encrypted.fetch_add(1, std::memory_order_relaxed);
+  if (tls_ && tls_->kernel_sends()) {
+    context_.encrypted_by_kernel.fetch_add(1, std::memory_order_relaxed);
+  }
   return reply(HelloStatus::kOk) ? Progress::kAgain : Progress::kClosed;
 }
 
@@ -209,8 +260,10 @@ bool ServerStream::reply(HelloStatus status) {
 
 // The first bytes always fit a fresh socket, unless it is broken.
 bool ServerStream::send_whole(std::span<const std::byte> bytes) {
-  return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) ==
-         static_cast<ssize_t>(bytes.size());
+  const ssize_t sent =
+      tls_ ? tls_->send(bytes)
+           : ::send(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  return sent == static_cast<ssize_t>(bytes.size());
 }
 
 ServerStream::Progress ServerStream::refuse(HelloStatus status) {

@@ -14,6 +14,7 @@
 #include "src/base/ids.h"
 #include "src/base/unique_fd.h"
 #include "transport/registry.h"
+#include "transport/tcp/data_tls.h"
 #include "transport/tcp/sender.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/tcp/tcp_wire.h"
@@ -59,6 +60,8 @@ struct ServerContext {
   std::atomic<std::uint64_t> connections = 0;
   std::atomic<std::uint64_t> accepted = 0;
   std::atomic<std::uint64_t> shed = 0;
+  std::atomic<std::uint64_t> encrypted = 0;
+  std::atomic<std::uint64_t> encrypted_by_kernel = 0;
   std::atomic<std::uint64_t> ops = 0;
   std::atomic<std::uint64_t> bytes_sent = 0;
 };
@@ -94,10 +97,13 @@ class ServerStream {
 
  private:
   // What the stream waits for.
-  enum class Stage { kHello, kNonce, kProof, kRequests };
+  enum class Stage { kBegin, kTls, kHello, kNonce, kProof, kRequests };
 
   // kAgain: the reader was admitted.
   Progress handshake();
+  // Looks whether the reader begins with TLS.
+  Progress begin();
+  Progress shake_tls();
   // Each takes one part of the hello, in this order. kAgain: the next part is due.
   Progress read_hello();
   Progress read_nonce();
@@ -119,11 +125,12 @@ class ServerStream {
   const TimePoint opened_at_;
   TimePoint last_progress_;
   TimePoint resume_at_{};
-  Stage stage_ = Stage::kHello;
+  Stage stage_ = Stage::kBegin;
+  std::unique_ptr<DataTls> tls_;  // null: plain
   SessionToken token_;
   HelloExchange exchange_;
   std::shared_ptr<SessionShare> share_;  // null before kRequests
-  Sender sender_;
+  Sender sender_;                        // uses tls_
   bool closed_ = false;
   std::array<std::byte, 64 * kRequestBytes> in_;
   std::size_t in_begin_ = 0;

@@ -119,7 +119,7 @@ Result<ServerHello> decode_server_hello(std::span<const std::byte, kServerHelloB
   ServerHello hello;
   hello.version = reader.get<std::uint16_t>();
   const auto status = reader.get<std::uint16_t>();
-  if (status > static_cast<std::uint16_t>(HelloStatus::kBusy)) {
+  if (status > static_cast<std::uint16_t>(HelloStatus::kNotEncrypted)) {
     return fail(ErrorCode::kInvalid, "the peer answered the hello with unknown status {}", status);
   }
   hello.status = static_cast<HelloStatus>(status);
