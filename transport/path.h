@@ -73,10 +73,12 @@ struct PathTarget {
   std::string transport;
   // Bytes that the peer's Server gave out; each transport has its own format.
   std::string endpoint;
-  // Names the session to the server.
+  // Gives the rights of the session to whoever knows it.
   SessionToken token;
   // The peer's process. Another incarnation answers kStale.
   Incarnation incarnation;
+  // The peer is of a release before protocol 3: streams send it the token, and prove nothing.
+  bool sends_token = false;
 };
 
 using Paths = std::vector<std::unique_ptr<Path>>;

@@ -91,12 +91,14 @@ void SegmentRegistry::admit(Session session) {
   std::sort(session.regions.begin(), session.regions.end());
   const std::lock_guard lock(mutex_);
   const SessionToken token = session.token;
+  handles_.insert_or_assign(handle_of(token), token);
   sessions_.insert_or_assign(token, std::move(session));
   changes_.bump();
 }
 
 void SegmentRegistry::revoke(const SessionToken& token) {
   const std::lock_guard lock(mutex_);
+  handles_.erase(handle_of(token));
   if (sessions_.erase(token) != 0) changes_.bump();
 }
 
@@ -104,6 +106,13 @@ std::optional<Session> SegmentRegistry::find_session(const SessionToken& token) 
   const std::lock_guard lock(mutex_);
   const auto found = sessions_.find(token);
   if (found == sessions_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::optional<SessionToken> SegmentRegistry::token_of(const SessionHandle& handle) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = handles_.find(handle);
+  if (found == handles_.end()) return std::nullopt;
   return found->second;
 }
 

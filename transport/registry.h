@@ -18,6 +18,7 @@
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
 #include "transport/read_op.h"
+#include "transport/session_hello.h"
 
 namespace rekindle::transport {
 
@@ -72,6 +73,8 @@ struct Session {
   std::vector<RegionKey> regions;  // sorted
   // The session's share of this source; 0: no cap.
   std::uint64_t max_bytes_per_second = 0;
+  // The puller is of a release before protocol 3: its streams send the token.
+  bool sends_token = false;
 };
 
 // A counter in a separate page, which processes on the same host can watch.
@@ -115,6 +118,7 @@ class SegmentRegistry {
   // Later lookups are kDenied. Call Server::drop_session() of every server after it.
   void revoke(const SessionToken& token);
   std::optional<Session> find_session(const SessionToken& token) const;
+  std::optional<SessionToken> token_of(const SessionHandle& handle) const;
   // The session's max_bytes_per_second, if there is such a session.
   std::optional<std::uint64_t> session_rate(const SessionToken& token) const;
 
@@ -150,6 +154,8 @@ class SegmentRegistry {
   // Removed regions that still have readers; guarded by mutex_.
   mutable std::map<RegionKey, std::weak_ptr<const Region>> draining_;
   std::unordered_map<SessionToken, Session> sessions_;  // guarded by mutex_
+  // The tokens of sessions_; guarded by mutex_.
+  std::unordered_map<SessionHandle, SessionToken> handles_;
   SharedCounter changes_;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 
@@ -22,6 +23,29 @@ enum class HelloStatus : std::uint32_t {
   kVersion = 3,
   // Too many connections.
   kBusy = 4,
+  // The server demands encryption.
+  kNotEncrypted = 5,
+};
+
+// Names a session on a stream that anybody may read. It is derived from the token, and nobody can
+// derive the token from it.
+using SessionHandle = Id128<struct SessionHandleTag>;
+SessionHandle handle_of(const SessionToken& token);
+
+// Each end shows that it knows the token, and neither end sends it.
+struct HelloExchange {
+  using Nonce = std::array<std::uint8_t, 32>;
+  using Proof = std::array<std::uint8_t, 32>;
+  enum class Side { kReader, kSource };
+
+  static Nonce fresh_nonce();
+  Proof prove(const SessionToken& token, Side side) const;
+  bool proves(const SessionToken& token, Side side, const Proof& proof) const;
+
+  // Of the source.
+  Incarnation incarnation;
+  Nonce reader_nonce{};
+  Nonce source_nonce{};
 };
 
 // The name of a transport's protocol in messages.

@@ -117,7 +117,7 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
       publisher_(executor_, parts(), retirement_, sources_),
       joint_agent_(parts(), publisher_, sources_, retirement_, [this] { return address(); }),
       joint_(executor_, joint_agent_),
-      environment_(make_environment(options.tcp_congestion)),
+      environment_(make_environment(options)),
       pulls_(parts(), retirement_, sources_, environment_),
       health_(executor_, parts(), options.scrub,
               {.drop =
@@ -172,9 +172,11 @@ rpc::Identity AgentCore::make_identity(const CoreOptions& options) {
   return identity;
 }
 
-pull::PullEnvironment AgentCore::make_environment(const std::string& tcp_congestion) {
+pull::PullEnvironment AgentCore::make_environment(const CoreOptions& options) {
   connectors_.push_back(transport::shm::make_connector());
-  connectors_.push_back(transport::tcp::make_connector(tcp_congestion));
+  connectors_.push_back(transport::tcp::make_connector(
+      options.tcp_congestion, options.encrypt ? transport::tcp::Encryption::kAlways
+                                              : transport::tcp::Encryption::kWhereDemanded));
   pull::PullEnvironment environment;
   environment.executor = executor_;
   environment.identity = identity_;

@@ -50,6 +50,8 @@ struct CoreOptions {
   proto::Role role = proto::ROLE_AGENT;
   RdmaOptions rdma;
   std::string tcp_congestion;
+  // Pulls over encrypted data streams only, or over RdmaOptions::fabric.trusted.
+  bool encrypt = false;
   // Outlives the agent. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
   // Outlives the agent. nullptr: no drill may cut links.
@@ -103,7 +105,7 @@ class AgentCore {
             std::unique_ptr<Rdma> rdma, std::unique_ptr<store::SegmentStore> store);
   AgentParts parts();
   rpc::Identity make_identity(const CoreOptions& options);
-  pull::PullEnvironment make_environment(const std::string& tcp_congestion);
+  pull::PullEnvironment make_environment(const CoreOptions& options);
   CoordinatorLink::Callbacks link_callbacks();
   std::vector<proto::Holding> holdings() const;
   FleetDuties::Hooks duties_hooks();

@@ -173,7 +173,9 @@ Result<void> Daemon::start() {
   core_options.coordinator = options_.coordinator;
   core_options.secret = secret;
   core_options.rdma = options_.rdma;
+  core_options.rdma.trusted_only = options_.encrypt || options_.require_encryption;
   core_options.tcp_congestion = options_.tcp_congestion;
+  core_options.encrypt = options_.encrypt;
   core_options.scrub.every = options_.scrub;
   core_options.tracer = &tracing_.tracer;
   if (options_.allow_drills) core_options.links = &links_;
@@ -223,6 +225,7 @@ Result<void> Daemon::start_servers(const rpc::HostPort& listen) {
   transport::tcp::ServerOptions tcp_options;
   tcp_options.listen_host = listen.host;
   tcp_options.congestion = options_.tcp_congestion;
+  tcp_options.require_encryption = options_.require_encryption;
   if (!options_.data_listen.empty()) {
     TRY(const auto data, rpc::HostPort::parse(options_.data_listen));
     tcp_options.listen_host = data.host;

@@ -39,6 +39,10 @@ struct AgentOptions {
   std::string data_listen;
   // The congestion control of the TCP data streams, such as "cubic". "": the host's.
   std::string tcp_congestion;
+  // Of the data streams of its own pulls.
+  bool encrypt = false;
+  // Other hosts read over encrypted data streams only. With either, RDMA is for trusted rails.
+  bool require_encryption = false;
   // The host name by which others reach this agent. "": the one in `listen`, or else the address
   // that this host uses towards the coordinator.
   std::string advertise;

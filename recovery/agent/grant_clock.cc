@@ -81,6 +81,8 @@ constexpr std::size_t kIssuersKept = 8;
 // readings of a clock.
 constexpr std::chrono::milliseconds kGrantLifetime{60'000};
 constexpr std::chrono::milliseconds kClockSlack{2'000};
+// A coordinator that answers no heartbeat for so long is away.
+constexpr std::chrono::milliseconds kContactGap{10'000};
 
 }  // namespace
 
@@ -193,6 +195,15 @@ void GrantClock::observe(const Incarnation& issuer, std::string_view key, std::u
   if (issuers_.size() > kIssuersKept) issuers_.pop_front();
 }
 
+void GrantClock::hear_coordinator(TimePoint now) {
+  if (!in_contact_since(now)) contact_begin_ = now;
+  contact_end_ = now;
+}
+
+std::optional<TimePoint> GrantClock::in_contact_since(TimePoint now) const {
+  return now - contact_end_ > kContactGap ? std::nullopt : contact_begin_;
+}
+
 Result<const GrantClock::Issuer*> GrantClock::find(const Incarnation& id) const {
   const auto found = std::ranges::find(issuers_, id, &Issuer::id);
   if (found != issuers_.end()) return &*found;
@@ -204,8 +215,8 @@ Result<std::string> GrantClock::key_of(const Incarnation& issuer) const {
   return found->key;
 }
 
-Result<void> GrantClock::check(const Incarnation& issuer, std::uint64_t epoch,
-                               std::uint64_t expiry_ms, TimePoint now) const {
+Result<TimePoint> GrantClock::check(const Incarnation& issuer, std::uint64_t epoch,
+                                    std::uint64_t expiry_ms, TimePoint now) const {
   TRY(const Issuer* found, find(issuer));
   const auto elapsed = static_cast<std::uint64_t>(milliseconds(now - found->at));
   if (found->issuer_ms + elapsed > expiry_ms) {
@@ -221,7 +232,7 @@ Result<void> GrantClock::check(const Incarnation& issuer, std::uint64_t epoch,
                 "(epoch {} now): ask the new one",
                 epoch, epochs_.highest());
   }
-  return {};
+  return now + left;
 }
 
 }  // namespace rekindle::agent

@@ -65,8 +65,13 @@ class GrantClock {
   // expired. A grant of an earlier epoch holds until it expires if it may have been given before
   // this agent heard of the new epoch: a change of the coordinator ends no pull. `epoch` 0: the
   // source gave the grant itself.
-  Result<void> check(const Incarnation& issuer, std::uint64_t epoch, std::uint64_t expiry_ms,
-                     TimePoint now) const;
+  // Returns the end of the grant on the clock of this host.
+  Result<TimePoint> check(const Incarnation& issuer, std::uint64_t epoch, std::uint64_t expiry_ms,
+                          TimePoint now) const;
+  // A coordinator answers now.
+  void hear_coordinator(TimePoint now);
+  // nullopt: no coordinator has answered lately.
+  std::optional<TimePoint> in_contact_since(TimePoint now) const;
   HighestEpoch& epochs() { return epochs_; }
 
  private:
@@ -79,6 +84,9 @@ class GrantClock {
   Result<const Issuer*> find(const Incarnation& id) const;
 
   std::deque<Issuer> issuers_;
+  // Answers of coordinators that follow each other closely.
+  std::optional<TimePoint> contact_begin_;
+  TimePoint contact_end_{};
   HighestEpoch epochs_;
 };
 

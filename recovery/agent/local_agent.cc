@@ -276,6 +276,8 @@ class EmbeddedAgent final : public LocalAgent {
     options.secret = secret_;
     options.role = proto::ROLE_PULLER;
     options.rdma = options_.rdma;
+    options.rdma.trusted_only = options_.encrypt;
+    options.encrypt = options_.encrypt;
     options.tracer = options_.tracer;
     TRY(core_, AgentCore::create(thread_.executor(), options));
     open_store_ = store;

@@ -31,6 +31,8 @@ struct LocalAgentOptions {
   std::filesystem::path secret_file;
   // Embedded only; for pulls.
   RdmaOptions rdma{.enabled = false, .fabric = {}};
+  // Embedded only: as CoreOptions::encrypt.
+  bool encrypt = false;
   // Leaves the agent of this host alone (pull --to DIR).
   bool embedded_only = false;
   // Embedded only. Outlives the LocalAgent. nullptr: operations leave no spans.

@@ -284,8 +284,8 @@ void PeerService::install(rpc::RpcServer& server) {
   rpc::handle<proto::AGENT_CLOSE_SESSION>(server, [this](rpc::Peer peer, auto request, auto) {
     return sessions_.close(std::move(peer), std::move(request));
   });
-  rpc::handle<proto::AGENT_PROVE_RANGES>(server, [this](const rpc::Peer&, auto request, auto) {
-    return prove_ranges(std::move(request));
+  rpc::handle<proto::AGENT_PROVE_RANGES>(server, [this](rpc::Peer peer, auto request, auto) {
+    return prove_ranges(std::move(peer), std::move(request));
   });
   rpc::handle<proto::AGENT_WATCH_HAVE>(server, [this](rpc::Peer peer, auto request, auto events) {
     return watch_have(std::move(peer), std::move(request), std::move(events));
@@ -412,9 +412,9 @@ Task<Result<void>> PeerService::feed_have(SessionToken token, CopyKey copy, rpc:
 }
 
 Task<Result<proto::ProveRangesResponse>> PeerService::prove_ranges(
-    proto::ProveRangesRequest request) {
+    rpc::Peer peer, proto::ProveRangesRequest request) {
   CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
-  CO_TRY(const CopyKey copy, sessions_.copy_of(token));
+  CO_TRY(const CopyKey copy, sessions_.copy_of(token, peer));
   const Served* served =
       served_.find({copy.id, rpc::from_proto(request.root()), rpc::from_proto(request.layout())});
   if (served == nullptr) {

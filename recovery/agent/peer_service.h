@@ -68,7 +68,8 @@ class PeerService {
   async::Task<Result<proto::WatchHaveResponse>> watch_have(rpc::Peer peer,
                                                            proto::WatchHaveRequest request,
                                                            rpc::Events events);
-  async::Task<Result<proto::ProveRangesResponse>> prove_ranges(proto::ProveRangesRequest request);
+  async::Task<Result<proto::ProveRangesResponse>> prove_ranges(rpc::Peer peer,
+                                                               proto::ProveRangesRequest request);
   async::Task<Result<void>> feed_have(SessionToken token, CopyKey copy, rpc::Events events);
   async::Task<Result<proto::GetPageResponse>> get_page(rpc::Peer peer,
                                                        proto::GetPageRequest request);

@@ -19,6 +19,9 @@ namespace {
 constexpr std::uint32_t kPathsOffered = 16;
 // A puller waits for a session for 1.5 s.
 constexpr std::chrono::milliseconds kOpenPatience{1000};
+// Pullers hear of a coordinator within seconds, and renew every ten.
+constexpr std::chrono::milliseconds kRenewalTime{20'000};
+constexpr std::chrono::milliseconds kGrantCheckInterval{500};
 
 Error no_such_session() { return {ErrorCode::kDenied, "no such session: open one first"}; }
 
@@ -52,17 +55,11 @@ PeerSessions::PeerSessions(boost::asio::any_io_executor executor, Parts parts, O
       rights_(parts_.identity, parts_.grant_clock),
       options_(std::move(options)),
       ended_(executor),
-      disconnected_(executor) {}
+      ending_alone_(executor) {}
 
 std::uint32_t PeerSessions::count(const ModelVersion& id) const {
   return static_cast<std::uint32_t>(std::ranges::count_if(
       sessions_, [&](const auto& session) { return session.second.copy.id == id; }));
-}
-
-Result<CopyKey> PeerSessions::copy_of(const SessionToken& token) const {
-  const auto found = sessions_.find(token);
-  if (found == sessions_.end()) return fail(no_such_session());
-  return found->second.copy;
 }
 
 Result<CopyKey> PeerSessions::copy_of(const SessionToken& token, const rpc::Peer& peer) const {
@@ -91,8 +88,8 @@ Task<Result<void>> PeerSessions::require_verified(CopyKey key, std::chrono::mill
   co_return co_await options_.require_verified(served->stored, patience);
 }
 
-Result<const Served*> PeerSessions::admit(const rpc::Peer& peer,
-                                          const proto::OpenSessionRequest& request) const {
+Result<std::optional<TimePoint>> PeerSessions::check_grant(
+    const rpc::Peer& peer, const proto::OpenSessionRequest& request) const {
   const rpc::Identity& self = parts_.identity;
   TRY(const auto meant, Incarnation::from_bytes(request.source_incarnation()));
   if (meant != self.incarnation) {
@@ -100,7 +97,19 @@ Result<const Served*> PeerSessions::admit(const rpc::Peer& peer,
                 "{} has restarted: this is another incarnation; look it up again", self.node_id);
   }
   const Digest root = rpc::from_proto(request.root());
-  TRY_VOID(rights_.check(peer, request.grant(), root));
+  TRY(const TimePoint end, rights_.check(peer, request.grant(), root));
+  // A release before protocol 3 renews no grant. This agent gives no second grant of its own.
+  if (peer.public_key.empty() || request.grant().issuer() == self.incarnation.to_bytes()) {
+    return std::nullopt;
+  }
+  return end;
+}
+
+Result<const Served*> PeerSessions::admit(const rpc::Peer& peer,
+                                          const proto::OpenSessionRequest& request) const {
+  const rpc::Identity& self = parts_.identity;
+  TRY_VOID(check_grant(peer, request));
+  const Digest root = rpc::from_proto(request.root());
   TRY(const ModelVersion id, rpc::from_proto(request.id()));
   const Served* served = parts_.served.find({id, root, rpc::from_proto(request.layout())});
   if (served == nullptr) {
@@ -124,11 +133,13 @@ Result<void> PeerSessions::check_room() const {
 
 Task<Result<proto::OpenSessionResponse>> PeerSessions::open(rpc::Peer peer,
                                                             proto::OpenSessionRequest request) {
+  if (!request.renews().empty()) co_return renew(peer, request);
   CO_TRY(const Served* wanted, admit(peer, request));
   CO_TRY_VOID(co_await require_verified(key_of(*wanted->manifest), kOpenPatience));
   CO_TRY_VOID(co_await still_asked());
   // Again: the copy may have gone meanwhile.
   CO_TRY(const Served* served, admit(peer, request));
+  CO_TRY(const auto grant_end, check_grant(peer, request));
 
   transport::Session session;
   session.token = SessionToken::random();
@@ -137,6 +148,7 @@ Task<Result<proto::OpenSessionResponse>> PeerSessions::open(rpc::Peer peer,
   std::sort(session.regions.begin(), session.regions.end());
   session.max_bytes_per_second =
       lower_rate(request.grant().max_bytes_per_second(), limits_.max_bytes_per_second);
+  session.sends_token = peer.public_key.empty();
 
   const std::vector<std::string> transports(request.transports().begin(),
                                             request.transports().end());
@@ -147,9 +159,55 @@ Task<Result<proto::OpenSessionResponse>> PeerSessions::open(rpc::Peer peer,
   const CopyKey copy = key_of(*served->manifest);
   log::info("session.open", "puller", peer.node_id, "address", peer.address, "version",
             copy.id.to_string());
-  sessions_[session.token] = {connection_of(peer), copy, peer.node_id, false};
+  sessions_[session.token] = {connection_of(peer), copy, peer.node_id, false, nullptr, grant_end};
   parts_.registry.admit(std::move(session));
+  if (grant_end && !std::exchange(watching_grants_, true)) {
+    ending_alone_.spawn("session.grants", watch_grants());
+  }
   co_return response;
+}
+
+Result<proto::OpenSessionResponse> PeerSessions::renew(const rpc::Peer& peer,
+                                                       const proto::OpenSessionRequest& request) {
+  TRY(const auto token, SessionToken::from_bytes(request.renews()));
+  TRY(const CopyKey copy, copy_of(token, peer));
+  TRY(const auto grant_end, check_grant(peer, request));
+  if (copy.root != rpc::from_proto(request.root())) {
+    return fail(ErrorCode::kDenied, "the session reads another version than the new grant");
+  }
+  Session& session = sessions_.at(token);
+  // A grant that was overtaken on its way takes nothing back.
+  if (grant_end && session.grant_end) session.grant_end = std::max(session.grant_end, grant_end);
+  proto::OpenSessionResponse response;
+  response.set_token(request.renews());
+  return response;
+}
+
+// A coordinator that is away gives no grants: then running pulls go on, and pullers get time to
+// renew when it is back.
+std::vector<SessionToken> PeerSessions::without_grant() const {
+  const TimePoint now = steady_now();
+  const auto contact = parts_.grant_clock.in_contact_since(now);
+  std::vector<SessionToken> tokens;
+  if (!contact || now < *contact + kRenewalTime) return tokens;
+  for (const auto& [token, session] : sessions_) {
+    if (session.grant_end && *session.grant_end <= now) tokens.push_back(token);
+  }
+  return tokens;
+}
+
+Task<void> PeerSessions::watch_grants() {
+  const auto has_grant = [](const auto& entry) { return entry.second.grant_end.has_value(); };
+  while (std::ranges::any_of(sessions_, has_grant)) {
+    for (const auto& token : without_grant()) {
+      log::info("session.grant_over", "session", transport::handle_of(token).hex());
+      co_await end(token);
+    }
+    co_await async::sleep_for(kGrantCheckInterval);
+    // This object may be gone.
+    if (co_await async::is_cancelled()) co_return;
+  }
+  watching_grants_ = false;
 }
 
 Result<proto::OpenSessionResponse> PeerSessions::open_readable(
@@ -159,6 +217,7 @@ Result<proto::OpenSessionResponse> PeerSessions::open_readable(
   session.token = SessionToken::random();
   session.puller = peer.node_id;
   session.regions = {readable.key};
+  session.sends_token = peer.public_key.empty();
   session.max_bytes_per_second = limits_.max_bytes_per_second;
   TRY(auto response, offer(session, transports));
   add_region(response, readable.key, readable.bytes);
@@ -260,7 +319,7 @@ void PeerSessions::on_disconnect(const rpc::Peer& peer) {
   for (const auto& [token, session] : sessions_) {
     if (session.connection == connection) tokens.push_back(token);
   }
-  for (const auto& token : tokens) disconnected_.spawn("session.end", end(token));
+  for (const auto& token : tokens) ending_alone_.spawn("session.end", end(token));
 }
 
 }  // namespace rekindle::agent

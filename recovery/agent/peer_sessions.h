@@ -95,9 +95,7 @@ class PeerSessions {
   std::size_t count() const { return sessions_.size(); }
   std::uint32_t count(const ModelVersion& id) const;
   bool contains(const SessionToken& token) const { return sessions_.contains(token); }
-  // The copy that a session reads. kDenied: there is no such session; the second one wants it to be
-  // of this connection, too.
-  Result<CopyKey> copy_of(const SessionToken& token) const;
+  // The copy that a session of this connection reads. kDenied: there is no such session.
   Result<CopyKey> copy_of(const SessionToken& token, const rpc::Peer& peer) const;
   // At most one call at a time follows what a copy that is being filled holds. False: one does.
   bool begin_watch(const SessionToken& token);
@@ -113,7 +111,17 @@ class PeerSessions {
     bool watched = false;
     // Of a session that reads no copy.
     std::shared_ptr<const void> memory = nullptr;
+    // The end of the puller's last grant. nullopt: only its connection ends the session.
+    std::optional<TimePoint> grant_end = {};
   };
+  // Whether the grant in the request gives the peer what it asks for. Returns the end of the grant.
+  Result<std::optional<TimePoint>> check_grant(const rpc::Peer& peer,
+                                               const proto::OpenSessionRequest& request) const;
+  Result<proto::OpenSessionResponse> renew(const rpc::Peer& peer,
+                                           const proto::OpenSessionRequest& request);
+  // Ends each session whose grant has run out, until no session has a grant.
+  async::Task<void> watch_grants();
+  std::vector<SessionToken> without_grant() const;
   Result<const Served*> admit(const rpc::Peer& peer,
                               const proto::OpenSessionRequest& request) const;
   // The answer to the puller, without regions. kUnavailable: there is no transport in common.
@@ -129,8 +137,9 @@ class PeerSessions {
   // How many sessions wait for the end of their reads.
   int ending_ = 0;
   async::Notifier ended_;
-  // Ends the sessions that have lost their connection.
-  async::TaskGroup disconnected_;
+  bool watching_grants_ = false;
+  // Ends the sessions that have lost their connection, or their grant.
+  async::TaskGroup ending_alone_;
 };
 
 }  // namespace rekindle::agent

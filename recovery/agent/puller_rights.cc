@@ -10,8 +10,8 @@ std::string connection_of(const rpc::Peer& peer) {
   return peer.incarnation.hex() + " " + peer.address;
 }
 
-Result<void> PullerRights::check(const rpc::Peer& puller, const proto::Grant& grant,
-                                 const Digest& root) const {
+Result<TimePoint> PullerRights::check(const rpc::Peer& puller, const proto::Grant& grant,
+                                      const Digest& root) const {
   TRY(const auto issuer, Incarnation::from_bytes(grant.issuer()));
   TRY(const std::string key, clock_.key_of(issuer));
   TRY_VOID(

@@ -7,6 +7,7 @@
 #include "proto/coordinator.pb.h"
 #include "recovery/agent/grant_clock.h"
 #include "recovery/rpc/rpc.h"
+#include "src/base/clock.h"
 #include "src/base/digest.h"
 #include "src/base/result.h"
 
@@ -19,9 +20,10 @@ class PullerRights {
   // Both outlive this.
   PullerRights(const rpc::Identity& self, const GrantClock& clock) : self_(self), clock_(clock) {}
 
-  // kDenied: the grant is forged, expired, of another puller or another root. kStale: of another
-  // life of this source, or of an issuer that is unknown here.
-  Result<void> check(const rpc::Peer& puller, const proto::Grant& grant, const Digest& root) const;
+  // Returns the end of the grant. kDenied: the grant is forged, expired, of another puller or
+  // another root. kStale: of another life of this source, or of an issuer that is unknown here.
+  Result<TimePoint> check(const rpc::Peer& puller, const proto::Grant& grant,
+                          const Digest& root) const;
 
   // Checks the grant and remembers it for the connection, which may read metadata of the grant's
   // root until it ends: metadata may take longer than a grant lives. Without a grant it does

@@ -99,8 +99,14 @@ Result<std::vector<std::string>> VerbsRdma::homes_near_gpu(std::string_view uuid
 
 Result<std::unique_ptr<Rdma>> Rdma::open(const RdmaOptions& options) {
   if (!options.enabled) return std::unique_ptr<Rdma>();
+  auto fabric_options = options.fabric;
+  if (!options.trusted_only) fabric_options.trusted.clear();
+  if (options.trusted_only && fabric_options.trusted.empty()) {
+    log::info("rdma.none", "why", "encryption is demanded, and --rail-trusted names no rail");
+    return std::unique_ptr<Rdma>();
+  }
   auto api = transport::verbs::make_system_api();
-  TRY(auto fabric, Fabric::open(*api, options.fabric));
+  TRY(auto fabric, Fabric::open(*api, fabric_options));
   if (fabric->rails().empty()) {
     log::info("rdma.none", "why", fabric->why_empty());
     return std::unique_ptr<Rdma>();

@@ -21,6 +21,9 @@ namespace rekindle::agent {
 struct RdmaOptions {
   bool enabled = true;
   transport::verbs::FabricOptions fabric;
+  // Encryption is demanded, and rails encrypt nothing: only those of FabricOptions::trusted serve.
+  // Otherwise that list does not count.
+  bool trusted_only = false;
   // NICs may write to GPU memory.
   bool gpu_direct = false;
 };

@@ -106,6 +106,16 @@ async::Task<Result<void>> PathOpener::open_session(ActiveSource& source, trace::
   co_return Result<void>();
 }
 
+async::Task<void> PathOpener::keep_alive(const ActiveSource& source) const {
+  const proto::Grant& grant = source.record.grant();
+  const bool own_grant = grant.issuer() == grant.source_incarnation();
+  const bool renews = source.session && !own_grant && !source.peer->before_protocol_3();
+  if (!renews) return SourcePeer::keep_alive(source.peer);
+  return SourcePeer::renew_session(source.peer,
+                                   {environment_.self, options_.id, options_.root, grant, {}, {}},
+                                   source.session->token);
+}
+
 async::Task<Result<PathOpener::Opened>> PathOpener::open_paths(ActiveSource& source) {
   if (source.peer == nullptr) co_return open_local(source);
   const PeerSession session = *source.session;
@@ -148,7 +158,7 @@ async::Task<Result<transport::Paths>> PathOpener::open_offer(ActiveSource& sourc
     co_return fail(ErrorCode::kUnavailable, "{} is not compiled in here", offer.transport);
   }
   const transport::PathTarget target{offer.transport, offer.endpoint, token,
-                                     source.peer->incarnation()};
+                                     source.peer->incarnation(), source.peer->before_protocol_3()};
   const std::uint32_t wanted = std::clamp(offer.max_paths, 1u, kPathsPerSource);
   const TimePoint now = steady_now();
   const TimePoint deadline = now + silence_.at_most(kConnectDeadline, now);
@@ -190,7 +200,8 @@ async::Task<Result<transport::Paths>> PathOpener::join_rails(ActiveSource& sourc
   const auto& closed = options_.closed_homes;
   in_use.insert(in_use.end(), closed.begin(), closed.end());
   const std::shared_ptr<SourcePeer> peer = source.peer;
-  const transport::PathTarget target{offer.transport, offer.endpoint, token, peer->incarnation()};
+  const transport::PathTarget target{offer.transport, offer.endpoint, token, peer->incarnation(),
+                                     peer->before_protocol_3()};
   using Begun = Result<std::shared_ptr<transport::Handshake>>;
   using Finished = Result<std::shared_ptr<transport::Paths>>;
   // Named, not temporaries: g++ 12 destroys captures of a temporary inside co_await twice.

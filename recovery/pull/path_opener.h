@@ -58,6 +58,9 @@ class PathOpener {
   // kDenied: the grant has run out. `parent`: the span of the connecting.
   async::Task<Result<void>> open_session(ActiveSource& source, trace::Context parent = {});
   async::Task<Result<Opened>> open_paths(ActiveSource& source);
+  // Keeps the control connection of a connected source, and extends its session by its newest
+  // grant.
+  async::Task<void> keep_alive(const ActiveSource& source) const;
 
   // What a connected source offers over rails. nullopt: it uses none.
   std::optional<PeerSession::Offer> rail_offer(const ActiveSource& source) const;

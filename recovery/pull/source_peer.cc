@@ -137,8 +137,7 @@ async::Task<Result<std::string>> SourcePeer::fetch_file(Digest root, std::string
   co_return co_await fetch_pages(proto::PAGE_FILE, root, std::move(file), std::move(paging));
 }
 
-async::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
-                                                          std::chrono::milliseconds deadline) {
+proto::OpenSessionRequest SourcePeer::request_for(SessionRequest wanted) const {
   proto::OpenSessionRequest request;
   *request.mutable_puller() = std::move(wanted.self);
   request.set_source_incarnation(source_.node().incarnation());
@@ -147,8 +146,14 @@ async::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
   *request.mutable_layout() = source_.layout();
   *request.mutable_grant() = std::move(wanted.grant);
   for (auto& transport : wanted.transports) request.add_transports(std::move(transport));
+  return request;
+}
+
+async::Task<Result<PeerSession>> SourcePeer::open_session(SessionRequest wanted,
+                                                          std::chrono::milliseconds deadline) {
+  const trace::Context trace = wanted.trace;
   CO_TRY(const auto response, co_await rpc::call<proto::AGENT_OPEN_SESSION>(
-                                  client_, std::move(request), deadline, wanted.trace));
+                                  client_, request_for(std::move(wanted)), deadline, trace));
   co_return read_session(response);
 }
 
@@ -211,6 +216,17 @@ async::Task<void> SourcePeer::close_session(std::shared_ptr<SourcePeer> peer, Se
 async::Task<void> SourcePeer::keep_alive(std::shared_ptr<SourcePeer> peer) {
   auto answer = co_await rpc::call<proto::AGENT_STATUS>(peer->client_, {}, kKeepAliveDeadline);
   if (!answer && answer.error().code() == ErrorCode::kTimeout) peer->client_->close();
+}
+
+async::Task<void> SourcePeer::renew_session(std::shared_ptr<SourcePeer> peer, SessionRequest wanted,
+                                            SessionToken token) {
+  proto::OpenSessionRequest request = peer->request_for(std::move(wanted));
+  request.set_renews(token.to_bytes());
+  auto answer = co_await rpc::call<proto::AGENT_OPEN_SESSION>(peer->client_, std::move(request),
+                                                              kKeepAliveDeadline);
+  if (answer) co_return;
+  log::info("pull.renew", "source", peer->name(), "error", answer.error());
+  if (answer.error().code() == ErrorCode::kTimeout) peer->client_->close();
 }
 
 async::Task<Result<void>> SourcePeer::watch_have(std::shared_ptr<SourcePeer> peer,

@@ -46,6 +46,8 @@ class SourcePeer {
   const std::string& name() const { return source_.node().node_id(); }
   bool connected() const { return client_->connected(); }
   Incarnation incarnation() const { return client_->peer().incarnation; }
+  // A release before protocol 3: its sessions need no renewal, and its streams want the token.
+  bool before_protocol_3() const { return client_->peer().public_key.empty(); }
   void close() { client_->close(); }
 
   // Metadata comes in pages, some at a time. Each page has this deadline and is reported.
@@ -86,6 +88,9 @@ class SourcePeer {
   // Keeps the control connection, and the session that belongs to it, alive while only data flows.
   // Closes a peer that does not answer within 5 s.
   static async::Task<void> keep_alive(std::shared_ptr<SourcePeer> peer);
+  // The same, and extends the session by a newer grant.
+  static async::Task<void> renew_session(std::shared_ptr<SourcePeer> peer, SessionRequest wanted,
+                                         SessionToken token);
   // Reports the tiles that the source holds while it is being filled, until it is complete
   // (success), the session ends, or the caller is cancelled. The runs are checked. `all`: they
   // list everything, not only new tiles.
@@ -102,6 +107,7 @@ class SourcePeer {
   async::Task<void> fetch_rest(PagedBlob& blob);
   async::Task<Result<std::string>> fetch_pages(proto::PageKind kind, Digest digest,
                                                std::string name, Paging paging);
+  proto::OpenSessionRequest request_for(SessionRequest wanted) const;
   Error pages_do_not_fit() const;
   Result<PeerSession> read_session(const proto::OpenSessionResponse& response) const;
 

@@ -215,8 +215,7 @@ void Transfer::keep_peers_alive() {
   last_keep_alive_ = now;
   for (const auto& source : sources_) {
     if (source.peer == nullptr || source.state.lost() || !source.peer->connected()) continue;
-    boost::asio::co_spawn(environment_.executor, SourcePeer::keep_alive(source.peer),
-                          boost::asio::detached);
+    boost::asio::co_spawn(environment_.executor, opener_.keep_alive(source), boost::asio::detached);
   }
 }
 

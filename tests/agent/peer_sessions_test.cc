@@ -72,6 +72,28 @@ class PeerSessionsTest : public store::StoreTest {
     rpc::sign_grant(grant, self_);
     return request;
   }
+  // A grant of the coordinator that runs out after `left`.
+  proto::OpenSessionRequest request_until(std::chrono::milliseconds left) const {
+    auto granted = request();
+    auto& grant = *granted.mutable_grant();
+    grant.set_issuer(coordinator_.incarnation.to_bytes());
+    const auto ms = static_cast<std::uint64_t>(left.count());
+    grant.set_expiry_ms(kIssuerMs + ms);
+    rpc::sign_grant(grant, coordinator_);
+    return granted;
+  }
+  // A coordinator has answered heartbeats for a minute.
+  void in_contact() {
+    grants_ = {};
+    grants_.observe(self_.incarnation, self_.key->public_key(), kIssuerMs, steady_now());
+    observe_coordinator();
+    for (auto ago = 60s; ago > 0s; ago -= 5s) grants_.hear_coordinator(steady_now() - ago);
+    grants_.hear_coordinator(steady_now());
+  }
+  void observe_coordinator() {
+    grants_.observe(coordinator_.incarnation, coordinator_.key->public_key(), kIssuerMs,
+                    steady_now());
+  }
   Result<SessionToken> open(proto::OpenSessionRequest what) {
     TRY(const auto response, loop_.run(sessions_->open(peer_, std::move(what))));
     return SessionToken::from_bytes(response.token());
@@ -81,6 +103,7 @@ class PeerSessionsTest : public store::StoreTest {
   const rpc::Identity self_ = rpc::testing::make_identity(proto::ROLE_AGENT, "a");
   const rpc::Identity puller_ = rpc::testing::make_identity(proto::ROLE_PULLER, "p");
   const rpc::Peer peer_ = peer("p", puller_);
+  const rpc::Identity coordinator_ = rpc::testing::make_identity(proto::ROLE_COORDINATOR, "c");
   transport::SegmentRegistry registry_;
   ServedVersions served_{registry_};
   GrantClock grants_;
@@ -149,6 +172,83 @@ TEST_F(PeerSessionsTest, ASessionEndsWithItsConnectionAndDrainWaitsForItsReads) 
   loop_.run_until([&] { return !sessions_->contains(*token); });
   loop_.run(sessions_->drain(5s));
   EXPECT_EQ(server_.dropped, std::vector{*token});
+}
+
+TEST_F(PeerSessionsTest, ASessionEndsWithItsGrant) {
+  in_contact();
+  const auto token = open(request_until(50ms));
+  ASSERT_TRUE(token) << token.error().message();
+  const auto own = open(request());
+  ASSERT_TRUE(own);
+  loop_.run_until([&] { return !sessions_->contains(*token); });
+  loop_.run(sessions_->drain(5s));
+  EXPECT_EQ(server_.dropped, std::vector{*token});
+  EXPECT_FALSE(registry_.find_session(*token)) << "its streams end";
+  EXPECT_TRUE(sessions_->contains(*own)) << "this agent would give that grant again";
+}
+
+TEST_F(PeerSessionsTest, ANewerGrantKeepsASession) {
+  in_contact();
+  const auto renewed = open(request_until(200ms));
+  ASSERT_TRUE(renewed);
+  auto renewal = request_until(1h);
+  renewal.set_renews(renewed->to_bytes());
+  const auto answer = loop_.run(sessions_->open(peer_, renewal));
+  ASSERT_TRUE(answer) << answer.error().message();
+  EXPECT_EQ(answer->token(), renewed->to_bytes());
+  EXPECT_EQ(sessions_->count(), 1u);
+  const auto left_alone = open(request_until(250ms));
+  ASSERT_TRUE(left_alone);
+  loop_.run_until([&] { return !sessions_->contains(*left_alone); });
+  EXPECT_TRUE(sessions_->contains(*renewed)) << "its first grant ended before";
+}
+
+TEST_F(PeerSessionsTest, OnlyTheConnectionOfASessionRenewsItAndOnlyByARightGrant) {
+  in_contact();
+  const auto token = open(request_until(1h));
+  ASSERT_TRUE(token);
+  auto renewal = request_until(2h);
+  renewal.set_renews(token->to_bytes());
+  auto other = peer_;
+  other.address = "10.0.0.1:2";
+  EXPECT_EQ(loop_.run(sessions_->open(other, renewal)).error().code(), ErrorCode::kDenied);
+  auto forged = renewal;
+  forged.mutable_grant()->set_expiry_ms(kIssuerMs + 1);
+  EXPECT_EQ(open(forged).error().code(), ErrorCode::kDenied);
+  auto of_another_version = renewal;
+  *of_another_version.mutable_root() = rpc::to_proto(Digest{7});
+  *of_another_version.mutable_grant()->mutable_root() = rpc::to_proto(Digest{7});
+  rpc::sign_grant(*of_another_version.mutable_grant(), coordinator_);
+  EXPECT_EQ(open(of_another_version).error().code(), ErrorCode::kDenied);
+  EXPECT_TRUE(open(renewal));
+}
+
+// While the coordinator is away nobody gets a new grant, and running pulls go on.
+TEST_F(PeerSessionsTest, ASessionOutlivesItsGrantWhileNoCoordinatorAnswers) {
+  observe_coordinator();
+  const auto lasting = open(request_until(50ms));
+  ASSERT_TRUE(lasting);
+  loop_.run(async::sleep_for(1200ms));
+  EXPECT_TRUE(sessions_->contains(*lasting));
+  grants_.hear_coordinator(steady_now());
+  loop_.run(async::sleep_for(1200ms));
+  EXPECT_TRUE(sessions_->contains(*lasting)) << "its puller gets time to renew";
+  in_contact();
+  loop_.run_until([&] { return !sessions_->contains(*lasting); });
+}
+
+TEST_F(PeerSessionsTest, APullerOfAnEarlierReleaseSendsItsTokenAndRenewsNothing) {
+  in_contact();
+  auto old = peer_;
+  old.public_key.clear();
+  const auto response = loop_.run(sessions_->open(old, request_until(50ms)));
+  ASSERT_TRUE(response);
+  const auto token = SessionToken::from_bytes(response->token());
+  EXPECT_TRUE(registry_.find_session(*token)->sends_token);
+  const auto present = open(request_until(50ms));
+  EXPECT_FALSE(registry_.find_session(*present)->sends_token);
+  loop_.run_until([&] { return !sessions_->contains(*present); });
+  EXPECT_TRUE(sessions_->contains(*token));
 }
 
 // A call is cancelled when its connection ends. Nobody would end a session that opens later.

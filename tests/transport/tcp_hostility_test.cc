@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
+#include <thread>
+#include <vector>
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -36,6 +39,20 @@ void send_bytes(const UniqueFd& socket, std::span<const std::byte> bytes) {
   (void)!::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
+// False: the peer closes before.
+bool receive_bytes(const UniqueFd& socket, std::span<std::byte> into) {
+  return ::recv(socket.get(), into.data(), into.size(), MSG_WAITALL) ==
+         static_cast<ssize_t>(into.size());
+}
+
+// nullopt: the peer closes instead.
+std::optional<HelloStatus> status_from(const UniqueFd& socket) {
+  std::array<std::byte, tcp::kServerHelloBytes> frame;
+  if (!receive_bytes(socket, frame)) return std::nullopt;
+  const auto hello = tcp::decode_server_hello(frame);
+  return hello ? std::optional(hello->status) : std::nullopt;
+}
+
 // Reads until the peer closes. False: it does not.
 bool peer_closes(const UniqueFd& socket) {
   std::array<std::byte, 4096> sink;
@@ -51,8 +68,35 @@ class TcpHostility : public ::testing::Test, public TestSource<tcp::TcpServer, t
   TcpHostility() : TestSource(tcp::make_connector(), {.listen_host = "127.0.0.1"}) {}
   std::array<std::byte, tcp::kClientHelloBytes> hello() const {
     std::array<std::byte, tcp::kClientHelloBytes> frame;
-    tcp::encode(tcp::ClientHello{token_, incarnation_}, frame);
+    tcp::encode(tcp::ClientHello{.session = handle_of(token_).bytes, .incarnation = incarnation_},
+                frame);
     return frame;
+  }
+  std::array<std::byte, tcp::kClientHelloBytes> hello_of_earlier_releases() const {
+    std::array<std::byte, tcp::kClientHelloBytes> frame;
+    tcp::encode(tcp::ClientHello{tcp::kTokenWireVersion, token_.bytes, incarnation_}, frame);
+    return frame;
+  }
+  // The whole hello of a reader that knows the token. Returns the bytes that it has sent.
+  std::vector<std::byte> enter(const UniqueFd& socket) const {
+    HelloExchange exchange{incarnation_, HelloExchange::fresh_nonce(), {}};
+    std::vector<std::byte> sent;
+    const auto send = [&](std::span<const std::byte> bytes) {
+      send_bytes(socket, bytes);
+      sent.insert(sent.end(), bytes.begin(), bytes.end());
+    };
+    send(hello());
+    send(std::as_bytes(std::span(exchange.reader_nonce)));
+    EXPECT_EQ(status_from(socket), HelloStatus::kOk);
+    std::array<std::byte, tcp::kChallengeBytes> frame;
+    EXPECT_TRUE(receive_bytes(socket, frame));
+    const auto challenge = tcp::decode_challenge(frame);
+    exchange.source_nonce = challenge.nonce;
+    EXPECT_TRUE(exchange.proves(token_, HelloExchange::Side::kSource, challenge.proof));
+    const auto proof = exchange.prove(token_, HelloExchange::Side::kReader);
+    send(std::as_bytes(std::span(proof)));
+    EXPECT_EQ(status_from(socket), HelloStatus::kOk);
+    return sent;
   }
   void expect_service() {
     const auto path = connect(token_);
@@ -126,7 +170,7 @@ TEST_F(TcpHostility, GarbageAndHostileRequestsAfterTheHelloNeverHurtOthers) {
   };
   for (int round = 0; round < 300; ++round) {
     const UniqueFd socket = raw_socket(server_->port());
-    send_bytes(socket, hello());
+    enter(socket);
     std::vector<std::byte> bytes;
     for (int i = 0; i < 40; ++i) {
       std::array<std::byte, tcp::kRequestBytes> frame;
@@ -149,6 +193,95 @@ TEST_F(TcpHostility, GarbageAndHostileRequestsAfterTheHelloNeverHurtOthers) {
   expect_service();
   EXPECT_TRUE(eventually([&] { return server_->stats().connections == 0; }));
   EXPECT_EQ(registry_.reader_count(key_), 0u);
+}
+
+TEST_F(TcpHostility, WhoeverReadsAStreamCanOpenNoneOfItsOwn) {
+  const UniqueFd socket = raw_socket(server_->port());
+  const auto sent = enter(socket);
+  const auto token = std::as_bytes(std::span(token_.bytes));
+  EXPECT_TRUE(std::ranges::search(sent, token).empty());
+  const UniqueFd replay = raw_socket(server_->port());
+  send_bytes(replay, sent);
+  EXPECT_EQ(status_from(replay), HelloStatus::kOk) << "the handle is known";
+  std::array<std::byte, tcp::kChallengeBytes> challenge;
+  ASSERT_TRUE(receive_bytes(replay, challenge));
+  EXPECT_EQ(status_from(replay), HelloStatus::kDenied) << "the proof is for another nonce";
+  EXPECT_TRUE(peer_closes(replay));
+}
+
+TEST_F(TcpHostility, TheSourcesOwnProofDoesNotServeAReader) {
+  const UniqueFd socket = raw_socket(server_->port());
+  send_bytes(socket, hello());
+  std::array<std::byte, tcp::kNonceBytes> nonce{};
+  send_bytes(socket, nonce);
+  ASSERT_EQ(status_from(socket), HelloStatus::kOk);
+  std::array<std::byte, tcp::kChallengeBytes> challenge;
+  ASSERT_TRUE(receive_bytes(socket, challenge));
+  send_bytes(socket, std::span(challenge).last(tcp::kProofBytes));
+  EXPECT_EQ(status_from(socket), HelloStatus::kDenied);
+}
+
+TEST_F(TcpHostility, ATokenThatLeaksOpensNoStreamInTheOldWay) {
+  const UniqueFd socket = raw_socket(server_->port());
+  send_bytes(socket, hello_of_earlier_releases());
+  EXPECT_EQ(status_from(socket), HelloStatus::kDenied);
+}
+
+TEST_F(TcpHostility, ASessionOfAnEarlierReleaseSendsItsToken) {
+  registry_.admit({.token = token_, .puller = "old", .regions = {key_}, .sends_token = true});
+  auto old = target(token_);
+  EXPECT_EQ(connector_->connect(old, test_deadline()).error().code(), ErrorCode::kDenied);
+  old.sends_token = true;
+  const auto path = connector_->connect(old, test_deadline());
+  ASSERT_TRUE(path) << path.error().message();
+  std::vector<std::byte> local(4096);
+  EXPECT_EQ(read_one(**path, {.remote = key_, .local = local.data(), .run_bytes = local.size()}),
+            OpStatus::kOk);
+}
+
+// It sits at the address of a source that has ended, and repeats all that sources say in public.
+TEST_F(TcpHostility, AReaderTurnsAwayASourceThatDoesNotKnowTheSession) {
+  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(::listen(listener.get(), 1), 0);
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+  auto misled = target(token_);
+  misled.endpoint = fmt::format("127.0.0.1:{}", ntohs(address.sin_port));
+  std::array<std::byte, tcp::kServerHelloBytes> welcome;
+  tcp::encode(tcp::ServerHello{.incarnation = incarnation_}, welcome);
+  std::array<std::byte, tcp::kChallengeBytes> challenge{};
+  std::vector<std::byte> heard(tcp::kClientHelloBytes + tcp::kNonceBytes + tcp::kProofBytes);
+  std::jthread impostor([&] {
+    const UniqueFd socket(::accept(listener.get(), nullptr, nullptr));
+    send_bytes(socket, welcome);
+    send_bytes(socket, challenge);
+    send_bytes(socket, welcome);
+    const ssize_t n = ::recv(socket.get(), heard.data(), heard.size(), MSG_WAITALL);
+    heard.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  });
+  EXPECT_EQ(connector_->connect(misled, test_deadline()).error().code(), ErrorCode::kDenied);
+  impostor.join();
+  EXPECT_EQ(heard.size(), tcp::kClientHelloBytes + tcp::kNonceBytes) << "it hears no proof";
+}
+
+TEST_F(TcpHostility, ASessionThatEndsDuringAHelloAdmitsNobody) {
+  const UniqueFd socket = raw_socket(server_->port());
+  HelloExchange exchange{incarnation_, HelloExchange::fresh_nonce(), {}};
+  send_bytes(socket, hello());
+  send_bytes(socket, std::as_bytes(std::span(exchange.reader_nonce)));
+  ASSERT_EQ(status_from(socket), HelloStatus::kOk);
+  std::array<std::byte, tcp::kChallengeBytes> frame;
+  ASSERT_TRUE(receive_bytes(socket, frame));
+  registry_.revoke(token_);
+  server_->drop_session(token_);
+  exchange.source_nonce = tcp::decode_challenge(frame).nonce;
+  const auto proof = exchange.prove(token_, HelloExchange::Side::kReader);
+  send_bytes(socket, std::as_bytes(std::span(proof)));
+  EXPECT_EQ(status_from(socket), HelloStatus::kDenied);
 }
 
 TEST_F(TcpHostility, AThousandSilentSocketsCostAThousandSocketsAndNothingElse) {
@@ -194,7 +327,7 @@ TEST_F(TcpHostility, APeerThatNeverReadsLosesItsStreamAndLetsTheRegionGo) {
   const RegionKey key = registry_.add(large.bytes(), large.fd(), 0, {}, nullptr);
   registry_.admit({.token = token_, .puller = "test", .regions = {key_, key}});
   const UniqueFd socket = raw_socket(server_->port());
-  send_bytes(socket, hello());
+  enter(socket);
   std::array<std::byte, tcp::kRequestBytes> frame;
   tcp::encode(tcp::Request{.region = key, .range = {0, large.bytes().size(), 1, 0}}, frame);
   send_bytes(socket, frame);

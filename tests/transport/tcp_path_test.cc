@@ -1,5 +1,6 @@
 // Reads over real sockets: placement, strides, validation, keys, sessions.
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 
 #include <gtest/gtest.h>
@@ -11,12 +12,15 @@
 namespace rekindle::transport::testing {
 namespace {
 
-class TcpPathTest : public ::testing::Test, public TestSource<tcp::TcpServer, tcp::ServerOptions> {
+class TcpPathTest : public ::testing::TestWithParam<tcp::Encryption>,
+                    public TestSource<tcp::TcpServer, tcp::ServerOptions> {
  protected:
-  TcpPathTest() : TestSource(tcp::make_connector(), {.listen_host = "127.0.0.1"}) {}
+  TcpPathTest() : TestSource(tcp::make_connector({}, GetParam()), {.listen_host = "127.0.0.1"}) {
+    std::signal(SIGPIPE, SIG_IGN);  // as the rekindle command does
+  }
 };
 
-TEST_F(TcpPathTest, APathTakesAPrefixWhenFullAndTheRestLater) {
+TEST_P(TcpPathTest, APathTakesAPrefixWhenFullAndTheRestLater) {
   const TestSegment segment(1 * kMiB);
   const RegionKey key = add(segment);
   const auto path = connect(admit({key}));
@@ -43,7 +47,7 @@ TEST_F(TcpPathTest, APathTakesAPrefixWhenFullAndTheRestLater) {
   }
 }
 
-TEST_F(TcpPathTest, AStaleOrForeignRegionFailsItsOpOnly) {
+TEST_P(TcpPathTest, AStaleOrForeignRegionFailsItsOpOnly) {
   const TestSegment segment(64 * kKiB);
   const RegionKey good = add(segment);
   const RegionKey gone = add(segment);
@@ -63,7 +67,7 @@ TEST_F(TcpPathTest, AStaleOrForeignRegionFailsItsOpOnly) {
   EXPECT_EQ(read(good), OpStatus::kOk);
 }
 
-TEST_F(TcpPathTest, AnotherIncarnationIsStaleAndAnUnknownTokenIsDenied) {
+TEST_P(TcpPathTest, AnotherIncarnationIsStaleAndAnUnknownTokenIsDenied) {
   const TestSegment segment(4096);
   const SessionToken token = admit({add(segment)});
   PathTarget wrong = target(token);
@@ -72,7 +76,7 @@ TEST_F(TcpPathTest, AnotherIncarnationIsStaleAndAnUnknownTokenIsDenied) {
   EXPECT_EQ(try_connect(SessionToken::random()).error().code(), ErrorCode::kDenied);
 }
 
-TEST_F(TcpPathTest, Row48ATruncatedFileFailsTheOpAndTheStreamGoesOn) {
+TEST_P(TcpPathTest, Row48ATruncatedFileFailsTheOpAndTheStreamGoesOn) {
   TestSegment segment(8 * kMiB);
   const RegionKey key = add(segment);
   const auto path = connect(admit({key}));
@@ -95,7 +99,7 @@ TEST_F(TcpPathTest, Row48ATruncatedFileFailsTheOpAndTheStreamGoesOn) {
             OpStatus::kOk);
 }
 
-TEST_F(TcpPathTest, AMappingTruncatedUnseenBreaksTheStreamAndNotTheServer) {
+TEST_P(TcpPathTest, AMappingTruncatedUnseenBreaksTheStreamAndNotTheServer) {
   TestSegment segment(8 * kMiB);
   const RegionKey hidden = add(segment, false);  // the server cannot check the file's size
   const RegionKey good = add(segment);
@@ -110,7 +114,7 @@ TEST_F(TcpPathTest, AMappingTruncatedUnseenBreaksTheStreamAndNotTheServer) {
             OpStatus::kOk);
 }
 
-TEST_F(TcpPathTest, AbortDrainsAtOnceAndReportsEveryOp) {
+TEST_P(TcpPathTest, AbortDrainsAtOnceAndReportsEveryOp) {
   const TestSegment segment(16 * kMiB);
   const RegionKey key = add(segment);
   const auto path = connect(admit({key}));
@@ -142,7 +146,7 @@ TEST_F(TcpPathTest, AbortDrainsAtOnceAndReportsEveryOp) {
   server_.reset();  // before the segment, from which it may still be sending
 }
 
-TEST_F(TcpPathTest, ARevokedSessionEndsMidReadAndCannotComeBack) {
+TEST_P(TcpPathTest, ARevokedSessionEndsMidReadAndCannotComeBack) {
   const TestSegment segment(16 * kMiB);
   const RegionKey key = add(segment);
   const SessionToken revoked = admit({key});
@@ -169,7 +173,7 @@ TEST_F(TcpPathTest, ARevokedSessionEndsMidReadAndCannotComeBack) {
             OpStatus::kOk);
 }
 
-TEST_F(TcpPathTest, ARemovedRegionStaysMappedUntilItsReaderIsDone) {
+TEST_P(TcpPathTest, ARemovedRegionStaysMappedUntilItsReaderIsDone) {
   auto segment = std::make_shared<TestSegment>(64 * kMiB);
   const std::weak_ptr<TestSegment> alive = segment;
   const RegionKey key = registry_.add(segment->bytes(), segment->fd(), 0, {}, segment);
@@ -189,7 +193,7 @@ TEST_F(TcpPathTest, ARemovedRegionStaysMappedUntilItsReaderIsDone) {
   EXPECT_TRUE(eventually([&] { return alive.expired(); }));
 }
 
-TEST_F(TcpPathTest, TheSessionsRateCapHoldsOverAllItsStreams) {
+TEST_P(TcpPathTest, TheSessionsRateCapHoldsOverAllItsStreams) {
   const TestSegment segment(4 * kMiB);
   const RegionKey key = add(segment);
   constexpr std::uint64_t kRate = 40 * kMiB;
@@ -212,7 +216,7 @@ TEST_F(TcpPathTest, TheSessionsRateCapHoldsOverAllItsStreams) {
             OpStatus::kOk);
 }
 
-TEST_F(TcpPathTest, BothAddressFamiliesReachAServerOnEveryAddress) {
+TEST_P(TcpPathTest, BothAddressFamiliesReachAServerOnEveryAddress) {
   serve({});
   const TestSegment segment(4096);
   const RegionKey key = add(segment);
@@ -226,7 +230,7 @@ TEST_F(TcpPathTest, BothAddressFamiliesReachAServerOnEveryAddress) {
   }
 }
 
-TEST_F(TcpPathTest, APortInUseIsNamed) {
+TEST_P(TcpPathTest, APortInUseIsNamed) {
   const auto second = tcp::TcpServer::create({.listen_host = "127.0.0.1", .port = server_->port()},
                                              registry_, incarnation_);
   ASSERT_FALSE(second);
@@ -234,7 +238,7 @@ TEST_F(TcpPathTest, APortInUseIsNamed) {
   EXPECT_NE(second.error().message().find(std::to_string(server_->port())), std::string::npos);
 }
 
-TEST_F(TcpPathTest, BadEndpointsAreRefusedWithTheirName) {
+TEST_P(TcpPathTest, BadEndpointsAreRefusedWithTheirName) {
   const SessionToken token = SessionToken::random();
   for (const char* endpoint : {"", "127.0.0.1", "127.0.0.1:", ":80", "127.0.0.1:70000", "[::1]",
                                "127.0.0.1:80x", "127.0.0.1:-1", "127.0.0.1:0"}) {
@@ -248,7 +252,7 @@ TEST_F(TcpPathTest, BadEndpointsAreRefusedWithTheirName) {
   EXPECT_NE(nobody.error().message().find("no-such-host.invalid"), std::string::npos);
 }
 
-TEST_F(TcpPathTest, ASessionHasALimitedNumberOfStreams) {
+TEST_P(TcpPathTest, ASessionHasALimitedNumberOfStreams) {
   serve({.listen_host = "127.0.0.1", .max_streams_per_session = 2});
   const TestSegment segment(4096);
   const SessionToken token = admit({add(segment)});
@@ -259,7 +263,7 @@ TEST_F(TcpPathTest, ASessionHasALimitedNumberOfStreams) {
   EXPECT_TRUE(eventually([&] { return try_connect(token).has_value(); }));
 }
 
-TEST_F(TcpPathTest, AServerThatEndsLeavesEveryOpReported) {
+TEST_P(TcpPathTest, AServerThatEndsLeavesEveryOpReported) {
   const TestSegment segment(16 * kMiB);
   const RegionKey key = add(segment);
   const auto path = connect(admit({key}));
@@ -274,6 +278,14 @@ TEST_F(TcpPathTest, AServerThatEndsLeavesEveryOpReported) {
   EXPECT_EQ(sorted_ids(completions), first_ids(200));
   EXPECT_EQ(completions.back().status, OpStatus::kPeerLost);
 }
+
+INSTANTIATE_TEST_SUITE_P(Streams, TcpPathTest,
+                         ::testing::Values(tcp::Encryption::kWhereDemanded,
+                                           tcp::Encryption::kAlways),
+                         [](const auto& parameter) {
+                           const bool plain = parameter.param == tcp::Encryption::kWhereDemanded;
+                           return plain ? "Plain" : "Encrypted";
+                         });
 
 }  // namespace
 }  // namespace rekindle::transport::testing

@@ -71,6 +71,10 @@ class RawPuller {
   }
   // `bytes` of block 0.
   std::vector<std::byte> read_block(std::uint32_t bytes) {
+    return read(offer_.blocks.front().address, offer_.blocks.front().key, bytes);
+  }
+  // Empty: the NIC of the source refuses.
+  std::vector<std::byte> read(std::uint64_t address, std::uint32_t key, std::uint32_t bytes) {
     std::vector<std::byte> local(bytes);
     const MrHandle mr(connection_->api().reg_mr(fabric_->devices().front()->pd(), local.data(),
                                                 bytes, IBV_ACCESS_LOCAL_WRITE),
@@ -82,8 +86,8 @@ class RawPuller {
     request.send_flags = IBV_SEND_SIGNALED;
     request.sg_list = &entry;
     request.num_sge = 1;
-    request.wr.rdma.remote_addr = offer_.blocks.front().address;
-    request.wr.rdma.rkey = offer_.blocks.front().key;
+    request.wr.rdma.remote_addr = address;
+    request.wr.rdma.rkey = key;
     post(request);
     ibv_wc wc{};
     if (!wait([&](const ibv_wc& one) { return (wc = one).wr_id == kReadId; })) return {};

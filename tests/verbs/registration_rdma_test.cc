@@ -134,9 +134,8 @@ class RegistrationRdma : public ::testing::Test {
     }
     return IBV_WC_GENERAL_ERR;
   }
-  // With rights of its own where the device has windows, as a puller's session gets them.
+  // Of a window, as a puller's session gets them.
   std::uint32_t rkey_for(const Piece& piece) {
-    if (!source_device().limits().memory_windows_2b) return piece.rkey;
     window = {there->api().alloc_mw(source_device().pd(), IBV_MW_TYPE_2), {&there->api()}};
     ibv_send_wr bind{};
     bind.opcode = IBV_WR_BIND_MW;

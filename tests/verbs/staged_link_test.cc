@@ -213,6 +213,27 @@ TEST_F(StagedLinkTest, TheRateOfTheSessionHoldsBackRequests) {
   EXPECT_EQ(drain(*path).size(), 1u);
 }
 
+// The keys of a NIC are easily guessed.
+TEST_F(StagedLinkTest, WithoutMemoryWindowsNoPullerReadsTheBlocksOfAnother) {
+  network_.change(device_, [](FakeDevice& device) {
+    device.attr.device_cap_flags &= ~static_cast<unsigned>(IBV_DEVICE_MEM_WINDOW_TYPE_2B);
+  });
+  start();
+  RawPuller victim(puller_api_);
+  ASSERT_TRUE(victim.connect(*source_, token_));
+  victim.say({RawPuller::bytes_of(request())});
+  ASSERT_TRUE(victim.answer());
+  const auto& block = victim.offer().blocks.front();
+  const SessionToken another = source_->admit({});
+  RawPuller by_key(puller_api_);
+  RawPuller by_own_key(puller_api_);
+  ASSERT_TRUE(by_key.connect(*source_, another));
+  ASSERT_TRUE(by_own_key.connect(*source_, another));
+  EXPECT_TRUE(by_key.read(block.address, block.key, 4096).empty());
+  EXPECT_TRUE(by_own_key.read(block.address, by_own_key.offer().blocks.front().key, 4096).empty());
+  EXPECT_EQ(victim.read(block.address, block.key, 4096).size(), 4096u);
+}
+
 TEST_F(StagedLinkTest, WithoutMemoryWindowsTheNextSessionReadsNoMessagesEither) {
   network_.change(device_, [](FakeDevice& device) {
     device.attr.device_cap_flags &= ~static_cast<unsigned>(IBV_DEVICE_MEM_WINDOW_TYPE_2B);

@@ -20,6 +20,7 @@ struct PullArgs {
   std::vector<std::string> from;
   bool dry_run = false;
   transport::verbs::FabricOptions fabric;
+  bool encrypt = false;
 };
 
 Result<agent::PullRequest> to_request(PullArgs args) {
@@ -140,12 +141,18 @@ Result<int> run_pull(Session& session, const PullArgs& args) {
   // --to leaves the store alone.
   options.embedded_only = !request.to.empty();
   options.rdma = {.enabled = !args.dry_run, .fabric = args.fabric};
+  options.encrypt = args.encrypt;
   auto opened = agent::open_local_agent(options);
   if (!opened) {
     traced.span.end(opened);
     return fail(std::move(opened).error());
   }
   const auto host = std::move(*opened);
+  if (args.encrypt && !host->embedded()) {
+    return fail(ErrorCode::kInvalid,
+                "pull --encrypt: the agent of this host pulls, so start it with --encrypt; or give "
+                "--to DIR");
+  }
   if (args.dry_run) return dry_run(settings, *host, request);
   pull::TransferSummary summary;
   {
@@ -208,7 +215,10 @@ void add_pull(Command& app, Session& session) {
   sub.option("--source-timeout", args->source_timeout,
              "How long to look for sources while none of them sends a byte [4s]")
       .type_name("TIME");
+  sub.flag("--encrypt", args->encrypt,
+           "Use encrypted data streams only (TLS 1.3); of an agent: `rekindle agent --encrypt`");
   add_fabric_options(sub, args->fabric);
+  add_trusted_rails_option(sub, args->fabric);
   add_otlp_option(sub, args->otlp);
   sub.flag("-n,--dry-run", args->dry_run, "Show the plan, transfer nothing");
   sub.footer(

@@ -133,20 +133,38 @@ void add_otlp_option(Command& command, std::string& url) {
       .type_name("URL");
 }
 
+namespace {
+
+constexpr const char* kRdmaGroup = "RDMA";
+
+std::string check_hca(const std::string& text) {
+  const auto filter = transport::verbs::HcaFilter::parse(text);
+  if (filter) return {};
+  // CLI11 adds the name of the option.
+  const std::string& message = filter.error().message();
+  return message.starts_with("--hca ") ? message.substr(6) : message;
+}
+
+}  // namespace
+
+void add_trusted_rails_option(Command& command, transport::verbs::FabricOptions& options) {
+  command
+      .option("--rail-trusted", options.trusted,
+              "RDMA ports whose network is safe without encryption, such as an isolated fabric or\n"
+              "one with MACsec, as --hca; where encryption is demanded, no others are used [none]")
+      .type_name("LIST")
+      .group(kRdmaGroup)
+      .check(check_hca);
+}
+
 void add_fabric_options(Command& command, transport::verbs::FabricOptions& options) {
-  constexpr const char* kGroup = "RDMA";
+  constexpr const char* kGroup = kRdmaGroup;
   command
       .option("--hca", options.hca,
               "RDMA ports to use, in the syntax of NCCL_IB_HCA: [^][=]NAME[:PORT],… [all]")
       .type_name("LIST")
       .group(kGroup)
-      .check([](const std::string& text) {
-        const auto filter = transport::verbs::HcaFilter::parse(text);
-        if (filter) return std::string();
-        // CLI11 adds the name of the option.
-        const std::string& message = filter.error().message();
-        return message.starts_with("--hca ") ? message.substr(6) : message;
-      });
+      .check(check_hca);
   const auto number = [&](const char* name, int& value, int most, const char* help) {
     command.option(name, value, help).type_name("N").group(kGroup).between(0, most);
   };

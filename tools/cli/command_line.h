@@ -77,6 +77,8 @@ class Command {
 // --hca, --gid-index, --topology, …: for every command that opens RDMA devices. Wrong text ends the
 // parse with a line that says why. Builds without libibverbs have them too, so that one
 // configuration file fits all.
+// The rails of `options` that need no encryption.
+void add_trusted_rails_option(Command& command, transport::verbs::FabricOptions& options);
 void add_fabric_options(Command& command, transport::verbs::FabricOptions& options);
 
 // --otlp.

@@ -359,6 +359,9 @@ void add_agent_options(Command& sub, AgentArgs& args) {
   sub.option("--tcp-congestion", options.tcp_congestion,
              "Congestion control of the TCP data streams, such as cubic or bbr [the host's]")
       .type_name("NAME");
+  sub.flag("--encrypt", options.encrypt, "Pull over encrypted data streams only (TLS 1.3) [off]");
+  sub.flag("--require-encryption", options.require_encryption,
+           "Serve other hosts over encrypted data streams only [off]");
   sub.option("--max-pullers", options.max_pullers, "Pullers at the same time [64]").type_name("N");
   sub.option("--health", options.health,
              "Address of an HTTP endpoint for routers: GET /health, /ready, /ready/INSTANCE\n"
@@ -429,6 +432,7 @@ void add_agent_options(Command& sub, AgentArgs& args) {
            "Let `rekindle drill` kill or freeze this process, kill its workers and silence\n"
            "its data links [off]");
   add_fabric_options(sub, options.rdma.fabric);
+  add_trusted_rails_option(sub, options.rdma.fabric);
 }
 
 }  // namespace rekindle::cli

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include "src/base/units.h"
+#include "src/store/fault_guard.h"
 
 namespace rekindle::transport::tcp {
 namespace {
@@ -57,6 +60,16 @@ void Sender::start_error(std::uint64_t wr_id, OpStatus status) {
   active_ = true;
 }
 
+void Sender::use_tls(DataTls& tls) {
+  if (tls.kernel_sends()) return;
+  tls_ = &tls;
+  record_.resize(DataTls::kRecordBytes);
+}
+
+bool Sender::all_out() const {
+  return header_sent_ == header_.size() && payload_left_ == 0 && record_begin_ == record_end_;
+}
+
 bool Sender::by_file() const {
   return from_ == From::kFile && region_ && region_->fd >= 0 && range_.run_bytes >= kSendfileBytes;
 }
@@ -68,7 +81,7 @@ Sender::Sent Sender::send(int socket, std::uint64_t budget, bool more) {
     sum.payload += sent.payload;
     sum.outcome = sent.outcome;
     if (sent.outcome != Outcome::kDone) return sum;
-    if (header_sent_ == header_.size() && payload_left_ == 0) {
+    if (all_out()) {
       region_.reset();
       active_ = false;
       return sum;
@@ -81,6 +94,7 @@ Sender::Sent Sender::send(int socket, std::uint64_t budget, bool more) {
 }
 
 Sender::Sent Sender::step(int socket, std::uint64_t budget, bool more) {
+  if (tls_ != nullptr) return send_sealed(budget);
   if (payload_left_ == 0 || !by_file()) return send_gathered(socket, budget, more);
   if (header_sent_ < header_.size()) return send_header(socket);
   return send_file(socket, budget);
@@ -135,6 +149,60 @@ Sender::Sent Sender::send_gathered(int socket, std::uint64_t budget, bool more) 
   header_sent_ += of_header;
   advance(moved - of_header);
   return {Outcome::kDone, moved - of_header};
+}
+
+Sender::Sent Sender::send_sealed(std::uint64_t budget) {
+  Sent sent;
+  if (record_begin_ == record_end_) {
+    const std::size_t of_header = header_.size() - header_sent_;
+    std::memcpy(record_.data(), header_.data() + header_sent_, of_header);
+    const std::uint64_t room =
+        std::min({std::uint64_t{record_.size() - of_header}, payload_left_, budget});
+    const auto copied = copy_payload(std::span(record_).subspan(of_header, room));
+    if (!copied) return broken("the file ends before the bytes that were promised");
+    header_sent_ = header_.size();
+    advance(*copied);
+    sent.payload = *copied;
+    record_begin_ = 0;
+    record_end_ = of_header + *copied;
+  }
+  while (record_begin_ != record_end_) {
+    const ssize_t n =
+        tls_->send(std::span(record_).subspan(record_begin_, record_end_ - record_begin_));
+    if (n < 0) {
+      sent.outcome = failed(errno, "TLS").outcome;
+      if (sent.outcome == Outcome::kDone) continue;
+      return sent;
+    }
+    record_begin_ += static_cast<std::size_t>(n);
+  }
+  return sent;
+}
+
+// By pread, as an access to the mapping of a file that was cut short would be a SIGBUS.
+std::optional<std::uint64_t> Sender::copy_payload(std::span<std::byte> into) const {
+  std::uint64_t run = run_;
+  std::uint64_t skip = run_sent_;
+  std::uint64_t copied = 0;
+  while (copied < into.size()) {
+    const std::uint64_t offset = range_.offset + run * range_.stride + skip;
+    const std::uint64_t size = std::min(range_.run_bytes - skip, into.size() - copied);
+    if (!copy_run(offset, into.subspan(copied, size))) return std::nullopt;
+    copied += size;
+    ++run;
+    skip = 0;
+  }
+  return copied;
+}
+
+bool Sender::copy_run(std::uint64_t offset, std::span<std::byte> into) const {
+  if (region_->fd >= 0) {
+    const auto at = static_cast<off_t>(region_->fd_offset + offset);
+    return ::pread(region_->fd, into.data(), into.size(), at) == static_cast<ssize_t>(into.size());
+  }
+  const std::byte* const from = region_->bytes.data() + offset;
+  const auto copy = [&] { std::memcpy(into.data(), from, into.size()); };
+  return store::guard_mapping_access("a served region", copy).has_value();
 }
 
 void Sender::advance(std::uint64_t payload) {

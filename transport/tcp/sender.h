@@ -4,8 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "transport/registry.h"
+#include "transport/tcp/data_tls.h"
 #include "transport/tcp/tcp_wire.h"
 
 namespace rekindle::transport::tcp {
@@ -24,6 +29,8 @@ class Sender {
   // How contiguous ranges of a file are sent; short runs always come from the mapping.
   enum class From { kFile, kMapping };
   explicit Sender(From from) : from_(from) {}
+  // From here on the stream has TLS. `tls` outlives the sender.
+  void use_tls(DataTls& tls);
 
   enum class Outcome { kDone, kBlocked, kBudget, kBroken };
   struct Sent {
@@ -48,6 +55,12 @@ class Sender {
   Sent send_header(int socket);
   Sent send_file(int socket, std::uint64_t budget);
   Sent send_gathered(int socket, std::uint64_t budget, bool more);
+  // Where the kernel does not encrypt. At most one record waits for the socket.
+  Sent send_sealed(std::uint64_t budget);
+  // Copies the next bytes of the answer. nullopt: they do not exist any more.
+  std::optional<std::uint64_t> copy_payload(std::span<std::byte> into) const;
+  bool copy_run(std::uint64_t offset, std::span<std::byte> into) const;
+  bool all_out() const;
   Sent broken(std::string why);
   Sent failed(int error_number, const char* call);
   void advance(std::uint64_t payload);
@@ -63,6 +76,10 @@ class Sender {
   std::uint64_t payload_left_ = 0;
   bool active_ = false;
   std::string broken_reason_;
+  DataTls* tls_ = nullptr;  // null: nothing is to be encrypted here
+  std::vector<std::byte> record_;
+  std::size_t record_begin_ = 0;
+  std::size_t record_end_ = 0;
 };
 
 }  // namespace rekindle::transport::tcp

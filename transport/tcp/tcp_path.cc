@@ -14,6 +14,7 @@
 #include <sys/uio.h>
 
 #include "src/base/log.h"
+#include "src/store/fault_guard.h"
 #include "transport/session_hello.h"
 #include "transport/tcp/tcp_socket.h"
 #include "transport/tcp/tcp_transport.h"
@@ -29,12 +30,19 @@ constexpr std::size_t kMaxReceiveIovecs = 128;
 constexpr std::uint64_t kReceiveTurnBytes = 4 << 20;
 constexpr std::uint64_t kReceiveBytes = 1 << 20;
 
+std::string_view encryption_of(const DataTls* tls) {
+  if (tls == nullptr) return "";
+  return tls->kernel_receives() ? " (encrypted, by the kernel)" : " (encrypted)";
+}
+
 }  // namespace
 
-TcpPath::TcpPath(UniqueFd socket)
+TcpPath::TcpPath(UniqueFd socket, std::unique_ptr<DataTls> tls)
     : socket_(std::move(socket)),
-      description_(fmt::format("tcp {} -> {}", local_address(socket_.get()).to_string(),
-                               peer_address(socket_.get()).to_string())),
+      tls_(std::move(tls)),
+      opened_(tls_ ? DataTls::kRecordBytes : 0),
+      description_(fmt::format("tcp {} -> {}{}", local_address(socket_.get()).to_string(),
+                               peer_address(socket_.get()).to_string(), encryption_of(tls_.get()))),
       ring_(kMaxInFlight),
       out_(kOutBytes) {}
 
@@ -82,8 +90,7 @@ Result<std::size_t> TcpPath::post(std::span<const ReadOp> ops) {
 
 void TcpPath::flush() {
   while (!broken_ && out_begin_ != out_end_) {
-    const ssize_t n = ::send(socket_.get(), out_.data() + out_begin_, out_end_ - out_begin_,
-                             MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t n = send_some(std::span(out_).subspan(out_begin_, out_end_ - out_begin_));
     if (n >= 0) {
       out_begin_ += static_cast<std::size_t>(n);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -94,6 +101,40 @@ void TcpPath::flush() {
     }
   }
   out_begin_ = out_end_ = 0;
+}
+
+ssize_t TcpPath::send_some(std::span<const std::byte> bytes) {
+  if (tls_) return tls_->send(bytes);
+  return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+ssize_t TcpPath::receive_some(std::span<const iovec> parts) {
+  if (!tls_) {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(parts.data());
+    message.msg_iovlen = parts.size();
+    return ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+  }
+  if (opened_begin_ == opened_end_) {
+    const ssize_t n = tls_->receive(opened_);
+    if (n <= 0) return n;
+    opened_begin_ = 0;
+    opened_end_ = static_cast<std::size_t>(n);
+  }
+  std::size_t copied = 0;
+  const auto copy = [&] {
+    for (const iovec& part : parts) {
+      const std::size_t size = std::min(part.iov_len, opened_end_ - opened_begin_ - copied);
+      std::memcpy(part.iov_base, opened_.data() + opened_begin_ + copied, size);
+      copied += size;
+    }
+  };
+  if (!store::guard_mapping_access("the destination", copy)) {
+    errno = EFAULT;
+    return -1;
+  }
+  opened_begin_ += copied;
+  return static_cast<ssize_t>(copied);
 }
 
 std::size_t TcpPath::poll(std::span<Completion> out) {
@@ -137,10 +178,7 @@ bool TcpPath::receive() {
   const bool with_header = !in_payload_ || planned == payload_left_;
   if (with_header) parts[used++] = {header_.data() + header_used_, header_.size() - header_used_};
 
-  msghdr message{};
-  message.msg_iov = parts.data();
-  message.msg_iovlen = used;
-  const ssize_t n = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+  const ssize_t n = receive_some(std::span(parts).first(used));
   if (n > 0) {
     const auto moved = static_cast<std::uint64_t>(n);
     const std::uint64_t of_payload = std::min(moved, planned);
@@ -242,40 +280,123 @@ Result<UniqueFd> connect_socket(const SocketAddress& address, const std::string&
   return socket;
 }
 
-Result<ServerHello> exchange_hello(int fd, const PathTarget& target, TimePoint deadline) {
-  std::array<std::byte, kClientHelloBytes> frame;
-  encode(ClientHello{target.token, target.incarnation}, frame);
-  if (::send(fd, frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL) !=
-      static_cast<ssize_t>(frame.size())) {
-    return fail_errno(errno, "send the hello");
+// The hello of one stream, at the connecting end. Waits until the deadline at most.
+class Hello {
+ public:
+  Hello(int fd, DataTls* tls, const PathTarget& target, TimePoint deadline)
+      : fd_(fd), tls_(tls), target_(target), deadline_(deadline) {
+    exchange_.incarnation = target.incarnation;
+    exchange_.reader_nonce = HelloExchange::fresh_nonce();
   }
-  std::array<std::byte, kServerHelloBytes> answer;
-  std::size_t used = 0;
-  while (used < answer.size()) {
-    TRY_VOID(wait_ready(fd, POLLIN, deadline, "the peer did not answer the hello"));
-    const ssize_t n = ::recv(fd, answer.data() + used, answer.size() - used, MSG_DONTWAIT);
-    if (n > 0) {
-      used += static_cast<std::size_t>(n);
-    } else if (n == 0) {
-      return fail(ErrorCode::kPeerLost, "the peer closed the stream before its hello");
-    } else if (errno != EAGAIN && errno != EINTR) {
-      return fail_errno(errno, "receive the hello");
+
+  Result<void> exchange() {
+    TRY_VOID(send_hello());
+    TRY_VOID(await_answer());
+    if (target_.sends_token) return {};
+    TRY_VOID(answer_challenge());
+    return await_answer();
+  }
+  bool refused_plain() const { return refused_plain_; }
+
+ private:
+  Result<void> send_hello() const {
+    const bool token = target_.sends_token;
+    std::array<std::byte, kClientHelloBytes + kNonceBytes> frame;
+    encode(ClientHello{token ? kTokenWireVersion : kWireVersion,
+                       token ? target_.token.bytes : handle_of(target_.token).bytes,
+                       target_.incarnation},
+           std::span(frame).first<kClientHelloBytes>());
+    std::memcpy(frame.data() + kClientHelloBytes, exchange_.reader_nonce.data(), kNonceBytes);
+    return send(std::span(frame).first(token ? kClientHelloBytes : frame.size()));
+  }
+
+  Result<void> await_answer() {
+    std::array<std::byte, kServerHelloBytes> frame;
+    TRY_VOID(receive(frame));
+    TRY(const ServerHello hello, decode_server_hello(frame));
+    refused_plain_ = hello.status == HelloStatus::kNotEncrypted;
+    return check_hello({hello.status, hello.version, hello.incarnation}, kProtocol, target_);
+  }
+
+  Result<void> answer_challenge() {
+    std::array<std::byte, kChallengeBytes> frame;
+    TRY_VOID(receive(frame));
+    const Challenge challenge = decode_challenge(frame);
+    exchange_.source_nonce = challenge.nonce;
+    if (!exchange_.proves(target_.token, HelloExchange::Side::kSource, challenge.proof)) {
+      return fail(ErrorCode::kDenied,
+                  "another process than the source answers at {}: it does not know the session",
+                  target_.endpoint);
+    }
+    const auto proof = exchange_.prove(target_.token, HelloExchange::Side::kReader);
+    return send(std::as_bytes(std::span(proof)));
+  }
+
+  Result<void> send(std::span<const std::byte> bytes) const {
+    const ssize_t sent = tls_ != nullptr
+                             ? tls_->send(bytes)
+                             : ::send(fd_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent != static_cast<ssize_t>(bytes.size())) {
+      return fail_errno(errno, "send the hello");
+    }
+    return {};
+  }
+
+  Result<void> receive(std::span<std::byte> into) const {
+    while (!into.empty()) {
+      const ssize_t n = tls_ != nullptr ? tls_->receive(into)
+                                        : ::recv(fd_, into.data(), into.size(), MSG_DONTWAIT);
+      if (n > 0) {
+        into = into.subspan(static_cast<std::size_t>(n));
+      } else if (n == 0) {
+        return fail(ErrorCode::kPeerLost, "the peer closed the stream before its hello");
+      } else if (errno == EAGAIN) {
+        TRY_VOID(wait_ready(fd_, POLLIN, deadline_, "the peer did not answer the hello"));
+      } else if (errno != EINTR) {
+        return fail_errno(errno, "receive the hello");
+      }
+    }
+    return {};
+  }
+
+  const int fd_;
+  DataTls* const tls_;
+  const PathTarget& target_;
+  const TimePoint deadline_;
+  HelloExchange exchange_;
+  bool refused_plain_ = false;
+};
+
+Result<std::unique_ptr<DataTls>> shake_hands(int fd, const PathTarget& target, TimePoint deadline) {
+  if (target.sends_token) {
+    return fail(ErrorCode::kUnavailable,
+                "the source is of a release that does not encrypt: upgrade it, or pull without "
+                "--encrypt");
+  }
+  TRY(auto tls, DataTls::connect(fd, target.token));
+  while (true) {
+    switch (tls->handshake()) {
+      case DataTls::Io::kDone:
+        return tls;
+      case DataTls::Io::kWantsRead:
+        TRY_VOID(wait_ready(fd, POLLIN, deadline, "the peer did not answer the TLS handshake"));
+        break;
+      case DataTls::Io::kWantsWrite:
+        TRY_VOID(wait_ready(fd, POLLOUT, deadline, "the peer did not take the TLS handshake"));
+        break;
+      case DataTls::Io::kBroken:
+        return fail(ErrorCode::kDenied,
+                    "no TLS with the source ({}): its session has ended, or another process "
+                    "answers there",
+                    tls->broken_reason());
     }
   }
-  return decode_server_hello(answer);
-}
-
-Result<std::unique_ptr<Path>> connect_one(const SocketAddress& address, const PathTarget& target,
-                                          const std::string& congestion, TimePoint deadline) {
-  TRY(UniqueFd socket, connect_socket(address, congestion, deadline));
-  TRY(const ServerHello hello, exchange_hello(socket.get(), target, deadline));
-  TRY_VOID(check_hello({hello.status, hello.version, hello.incarnation}, kProtocol, target));
-  return std::make_unique<TcpPath>(std::move(socket));
 }
 
 class TcpConnector final : public Connector {
  public:
-  explicit TcpConnector(std::string congestion) : congestion_(std::move(congestion)) {}
+  TcpConnector(std::string congestion, Encryption encryption)
+      : congestion_(std::move(congestion)), encryption_(encryption) {}
   std::string_view transport() const override { return "tcp"; }
 
   Result<std::unique_ptr<Path>> connect(const PathTarget& target, TimePoint deadline) override {
@@ -286,7 +407,7 @@ class TcpConnector final : public Connector {
       // Each address gets its part of the time, so that a silent one does not use it all up.
       const TimePoint now = std::chrono::steady_clock::now();
       const auto parts = static_cast<std::int64_t>(addresses.size() - i);
-      auto path = connect_one(addresses[i], target, congestion_, now + (deadline - now) / parts);
+      auto path = connect_one(addresses[i], target, now + (deadline - now) / parts);
       if (path) return path;
       last =
           std::move(path).error().with_context(fmt::format("connect {}", addresses[i].to_string()));
@@ -297,13 +418,38 @@ class TcpConnector final : public Connector {
   }
 
  private:
+  Result<std::unique_ptr<Path>> connect_one(const SocketAddress& address, const PathTarget& target,
+                                            TimePoint deadline) const {
+    if (encryption_ == Encryption::kAlways) return connect_with(true, address, target, deadline);
+    bool demanded = false;
+    auto path = connect_with(false, address, target, deadline, &demanded);
+    return demanded ? connect_with(true, address, target, deadline) : std::move(path);
+  }
+
+  // `demanded` is set when the source refuses a plain stream.
+  Result<std::unique_ptr<Path>> connect_with(bool encrypted, const SocketAddress& address,
+                                             const PathTarget& target, TimePoint deadline,
+                                             bool* demanded = nullptr) const {
+    TRY(UniqueFd socket, connect_socket(address, congestion_, deadline));
+    std::unique_ptr<DataTls> tls;
+    if (encrypted) {
+      TRY(tls, shake_hands(socket.get(), target, deadline));
+    }
+    Hello hello(socket.get(), tls.get(), target, deadline);
+    auto accepted = hello.exchange();
+    if (demanded != nullptr) *demanded = hello.refused_plain();
+    if (!accepted) return fail(std::move(accepted).error());
+    return std::make_unique<TcpPath>(std::move(socket), std::move(tls));
+  }
+
   const std::string congestion_;
+  const Encryption encryption_;
 };
 
 }  // namespace
 
-std::unique_ptr<Connector> make_connector(std::string congestion) {
-  return std::make_unique<TcpConnector>(std::move(congestion));
+std::unique_ptr<Connector> make_connector(std::string congestion, Encryption encryption) {
+  return std::make_unique<TcpConnector>(std::move(congestion), encryption);
 }
 
 }  // namespace rekindle::transport::tcp

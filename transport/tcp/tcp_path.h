@@ -3,13 +3,17 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <sys/uio.h>
+
 #include "src/base/unique_fd.h"
 #include "transport/path.h"
+#include "transport/tcp/data_tls.h"
 #include "transport/tcp/tcp_wire.h"
 
 namespace rekindle::transport::tcp {
@@ -18,8 +22,8 @@ namespace rekindle::transport::tcp {
 // straight into their destinations. Only poll() writes to these.
 class TcpPath final : public Path {
  public:
-  // `socket` is connected, non-blocking and past its hello.
-  explicit TcpPath(UniqueFd socket);
+  // `socket` is connected, non-blocking and past its hello. `tls` is null for a plain stream.
+  TcpPath(UniqueFd socket, std::unique_ptr<DataTls> tls);
   ~TcpPath() override;
 
   Result<std::size_t> post(std::span<const ReadOp> ops) override;
@@ -28,6 +32,7 @@ class TcpPath final : public Path {
   std::size_t in_flight() const override { return count_; }
   std::uint64_t bytes_landed() const override { return bytes_landed_; }
   int wait_fd() const override { return socket_.get(); }
+  bool arm() override { return opened_begin_ == opened_end_; }
   bool wants_write() const override { return !broken_ && out_begin_ != out_end_; }
   std::string_view transport() const override { return "tcp"; }
   std::string describe() const override { return description_; }
@@ -47,6 +52,8 @@ class TcpPath final : public Path {
   void push(const ReadOp& op);
   Completion pop(OpStatus status);
   void flush();
+  ssize_t send_some(std::span<const std::byte> bytes);
+  ssize_t receive_some(std::span<const iovec> parts);
   // Receives once, into the destination of the oldest op and the header after it. False: nothing
   // came.
   bool receive();
@@ -56,6 +63,11 @@ class TcpPath final : public Path {
   void break_path(OpStatus status, std::string_view why);
 
   UniqueFd socket_;
+  const std::unique_ptr<DataTls> tls_;
+  // What TLS has opened and nobody has taken. One record fits.
+  std::vector<std::byte> opened_;
+  std::size_t opened_begin_ = 0;
+  std::size_t opened_end_ = 0;
   std::string description_;
   // Set once the stream has broken: ops in flight end with it.
   std::optional<OpStatus> broken_;

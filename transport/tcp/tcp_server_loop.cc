@@ -349,6 +349,8 @@ class TcpServerImpl final : public TcpServer {
     return {.connections = context_.connections,
             .accepted = context_.accepted,
             .shed = context_.shed,
+            .encrypted = context_.encrypted,
+            .encrypted_by_kernel = context_.encrypted_by_kernel,
             .ops = context_.ops,
             .bytes_sent = context_.bytes_sent};
   }

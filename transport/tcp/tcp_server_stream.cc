@@ -68,7 +68,7 @@ bool ServerStream::refresh_session() {
 
 ServerStream::Progress ServerStream::step(TimePoint now) {
   if (!share_) {
-    if (const Progress progress = read_hello(); progress != Progress::kAgain) return progress;
+    if (const Progress progress = handshake(); progress != Progress::kAgain) return progress;
   }
   std::uint64_t budget = kServeTurnBytes;
   for (int op = 0; op < kTurnOps && budget != 0;) {
@@ -101,16 +101,16 @@ ServerStream::Progress ServerStream::step(TimePoint now) {
 }
 
 // Fills `in_` with the bytes that have arrived. False: nothing came; closed_ tells why.
-bool ServerStream::receive() {
+bool ServerStream::receive(std::size_t limit) {
   if (in_begin_ != 0) {
     std::memmove(in_.data(), in_.data() + in_begin_, in_used_ - in_begin_);
     in_used_ -= in_begin_;
     in_begin_ = 0;
   }
-  // Before the hello, receive no more than its bytes: those that follow are no part of it.
-  const std::size_t limit = share_ ? in_.size() : kClientHelloBytes;
   while (true) {
-    const ssize_t n = ::recv(socket_.get(), in_.data() + in_used_, limit - in_used_, MSG_DONTWAIT);
+    const auto room = std::span(in_).subspan(in_used_, limit - in_used_);
+    const ssize_t n =
+        tls_ ? tls_->receive(room) : ::recv(socket_.get(), room.data(), room.size(), MSG_DONTWAIT);
     if (n > 0) {
       in_used_ += static_cast<std::size_t>(n);
       return true;
@@ -121,36 +121,149 @@ bool ServerStream::receive() {
   }
 }
 
-ServerStream::Progress ServerStream::read_hello() {
-  while (in_used_ < kClientHelloBytes) {
-    if (!receive()) return closed_ ? Progress::kClosed : Progress::kIdle;
+// Receives no more than the part of the hello that is due: bytes that follow are no part of it.
+ServerStream::Progress ServerStream::await(std::size_t bytes) {
+  while (in_used_ < bytes) {
+    if (!receive(bytes)) return closed_ ? Progress::kClosed : Progress::kIdle;
   }
-  std::uint16_t version = 0;
-  const auto hello = decode_client_hello(
-      std::span<const std::byte, kClientHelloBytes>(in_.data(), kClientHelloBytes), version);
   in_used_ = 0;
+  return Progress::kAgain;
+}
+
+ServerStream::Progress ServerStream::handshake() {
+  Progress progress = Progress::kAgain;
+  while (progress == Progress::kAgain && stage_ != Stage::kRequests) {
+    if (stage_ == Stage::kBegin) {
+      progress = begin();
+    } else if (stage_ == Stage::kTls) {
+      progress = shake_tls();
+    } else if (stage_ == Stage::kHello) {
+      progress = read_hello();
+    } else if (stage_ == Stage::kNonce) {
+      progress = read_nonce();
+    } else {
+      progress = read_proof();
+    }
+  }
+  return progress;
+}
+
+ServerStream::Progress ServerStream::begin() {
+  std::byte first{};
+  ssize_t n = 0;
+  do {
+    n = ::recv(socket_.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
+  } while (n < 0 && errno == EINTR);
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Progress::kIdle;
+  if (n <= 0) return Progress::kClosed;
+  stage_ = first == DataTls::kFirstByte ? Stage::kTls : Stage::kHello;
+  if (stage_ == Stage::kHello) return Progress::kAgain;
+  auto tls = DataTls::accept(socket_.get(), [this](const SessionHandle& handle) {
+    return context_.registry.token_of(handle);
+  });
+  if (!tls) {
+    log::warn("tcp.serve.tls", "error", tls.error());
+    return Progress::kClosed;
+  }
+  tls_ = std::move(*tls);
+  return Progress::kAgain;
+}
+
+ServerStream::Progress ServerStream::shake_tls() {
+  switch (tls_->handshake()) {
+    case DataTls::Io::kWantsRead:
+      return Progress::kIdle;
+    case DataTls::Io::kWantsWrite:
+      return Progress::kBlocked;
+    case DataTls::Io::kBroken:
+      log::debug("tcp.serve.tls", "peer", peer_address(socket_.get()).to_string(), "why",
+                 tls_->broken_reason());
+      return Progress::kClosed;
+    case DataTls::Io::kDone:
+      break;
+  }
+  sender_.use_tls(*tls_);
+  stage_ = Stage::kHello;
+  return Progress::kAgain;
+}
+
+ServerStream::Progress ServerStream::read_hello() {
+  if (const Progress progress = await(kClientHelloBytes); progress != Progress::kAgain) {
+    return progress;
+  }
+  const auto hello = decode_client_hello(std::span(in_).first<kClientHelloBytes>());
   if (!hello) {
     log::debug("tcp.serve.hello", "peer", peer_address(socket_.get()).to_string(), "why",
                hello.error());
     return Progress::kClosed;
   }
-  if (version != kWireVersion) return refuse(HelloStatus::kVersion);
+  const bool sends_token = hello->version == kTokenWireVersion;
+  if (!sends_token && hello->version != kWireVersion) return refuse(HelloStatus::kVersion);
   if (hello->incarnation != context_.incarnation) return refuse(HelloStatus::kStale);
-  const auto rate = context_.registry.session_rate(hello->token);
-  if (!rate) return refuse(HelloStatus::kDenied);
-  auto share = context_.sessions.open_stream(hello->token, *rate);
+  if (!tls_ && context_.options.require_encryption) return refuse(HelloStatus::kNotEncrypted);
+  const auto token = sends_token ? SessionToken{hello->session}
+                                 : context_.registry.token_of(SessionHandle{hello->session});
+  const auto session = token ? context_.registry.find_session(*token) : std::nullopt;
+  // A token that was read elsewhere opens no stream of a puller that sends none.
+  if (!session || session->sends_token != sends_token) return refuse(HelloStatus::kDenied);
+  if (tls_ && tls_->token() != *token) return refuse(HelloStatus::kDenied);
+  token_ = *token;
+  if (sends_token) return admit(session->max_bytes_per_second);
+  stage_ = Stage::kNonce;
+  return Progress::kAgain;
+}
+
+ServerStream::Progress ServerStream::read_nonce() {
+  if (const Progress progress = await(kNonceBytes); progress != Progress::kAgain) return progress;
+  exchange_.incarnation = context_.incarnation;
+  exchange_.source_nonce = HelloExchange::fresh_nonce();
+  std::memcpy(exchange_.reader_nonce.data(), in_.data(), kNonceBytes);
+  const auto proof = exchange_.prove(token_, HelloExchange::Side::kSource);
+  std::array<std::byte, kChallengeBytes> frame;
+  encode(Challenge{exchange_.source_nonce, proof}, frame);
+  if (!reply(HelloStatus::kOk) || !send_whole(frame)) return Progress::kClosed;
+  stage_ = Stage::kProof;
+  return Progress::kAgain;
+}
+
+ServerStream::Progress ServerStream::read_proof() {
+  if (const Progress progress = await(kProofBytes); progress != Progress::kAgain) return progress;
+  HelloExchange::Proof proof;
+  std::memcpy(proof.data(), in_.data(), proof.size());
+  if (!exchange_.proves(token_, HelloExchange::Side::kReader, proof)) {
+    log::debug("tcp.serve.hello", "peer", peer_address(socket_.get()).to_string(), "why",
+               "the reader does not know the token of the session that it names");
+    return refuse(HelloStatus::kDenied);
+  }
+  // The session may have ended since the hello.
+  const auto rate = context_.registry.session_rate(token_);
+  return rate ? admit(*rate) : refuse(HelloStatus::kDenied);
+}
+
+ServerStream::Progress ServerStream::admit(std::uint64_t bytes_per_second) {
+  auto share = context_.sessions.open_stream(token_, bytes_per_second);
   if (!share) return refuse(HelloStatus::kBusy);
-  token_ = hello->token;
   share_ = std::move(share);
+  stage_ = Stage::kRequests;
+  if (tls_) context_.encrypted.fetch_add(1, std::memory_order_relaxed);
+  if (tls_ && tls_->kernel_sends()) {
+    context_.encrypted_by_kernel.fetch_add(1, std::memory_order_relaxed);
+  }
   return reply(HelloStatus::kOk) ? Progress::kAgain : Progress::kClosed;
 }
 
 bool ServerStream::reply(HelloStatus status) {
   std::array<std::byte, kServerHelloBytes> frame;
   encode(ServerHello{.status = status, .incarnation = context_.incarnation}, frame);
-  // The first bytes always fit a fresh socket, unless it is broken.
-  return ::send(socket_.get(), frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL) ==
-         static_cast<ssize_t>(frame.size());
+  return send_whole(frame);
+}
+
+// The first bytes always fit a fresh socket, unless it is broken.
+bool ServerStream::send_whole(std::span<const std::byte> bytes) {
+  const ssize_t sent =
+      tls_ ? tls_->send(bytes)
+           : ::send(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  return sent == static_cast<ssize_t>(bytes.size());
 }
 
 ServerStream::Progress ServerStream::refuse(HelloStatus status) {
@@ -160,7 +273,7 @@ ServerStream::Progress ServerStream::refuse(HelloStatus status) {
 
 bool ServerStream::start_next_request() {
   while (!request_waiting()) {
-    if (!receive()) return false;
+    if (!receive(in_.size())) return false;
   }
   const auto request = decode_request(
       std::span<const std::byte, kRequestBytes>(in_.data() + in_begin_, kRequestBytes));

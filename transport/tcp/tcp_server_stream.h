@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 
@@ -13,6 +14,7 @@
 #include "src/base/ids.h"
 #include "src/base/unique_fd.h"
 #include "transport/registry.h"
+#include "transport/tcp/data_tls.h"
 #include "transport/tcp/sender.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/tcp/tcp_wire.h"
@@ -58,6 +60,8 @@ struct ServerContext {
   std::atomic<std::uint64_t> connections = 0;
   std::atomic<std::uint64_t> accepted = 0;
   std::atomic<std::uint64_t> shed = 0;
+  std::atomic<std::uint64_t> encrypted = 0;
+  std::atomic<std::uint64_t> encrypted_by_kernel = 0;
   std::atomic<std::uint64_t> ops = 0;
   std::atomic<std::uint64_t> bytes_sent = 0;
 };
@@ -92,12 +96,28 @@ class ServerStream {
   int fd() const { return socket_.get(); }
 
  private:
+  // What the stream waits for.
+  enum class Stage { kBegin, kTls, kHello, kNonce, kProof, kRequests };
+
+  // kAgain: the reader was admitted.
+  Progress handshake();
+  // Looks whether the reader begins with TLS.
+  Progress begin();
+  Progress shake_tls();
+  // Each takes one part of the hello, in this order. kAgain: the next part is due.
   Progress read_hello();
+  Progress read_nonce();
+  Progress read_proof();
+  Progress admit(std::uint64_t bytes_per_second);
+  // kAgain: the first `bytes` of `in_` are here.
+  Progress await(std::size_t bytes);
   Progress refuse(HelloStatus status);
   bool reply(HelloStatus status);
+  bool send_whole(std::span<const std::byte> bytes);
   // Starts the next answer. False: no whole request is here, or the stream is broken.
   bool start_next_request();
-  bool receive();
+  // Until `limit` bytes of `in_` are used, at most.
+  bool receive(std::size_t limit);
   bool request_waiting() const { return in_used_ - in_begin_ >= kRequestBytes; }
 
   UniqueFd socket_;
@@ -105,9 +125,12 @@ class ServerStream {
   const TimePoint opened_at_;
   TimePoint last_progress_;
   TimePoint resume_at_{};
+  Stage stage_ = Stage::kBegin;
+  std::unique_ptr<DataTls> tls_;  // null: plain
   SessionToken token_;
-  std::shared_ptr<SessionShare> share_;  // null before the hello
-  Sender sender_;
+  HelloExchange exchange_;
+  std::shared_ptr<SessionShare> share_;  // null before kRequests
+  Sender sender_;                        // uses tls_
   bool closed_ = false;
   std::array<std::byte, 64 * kRequestBytes> in_;
   std::size_t in_begin_ = 0;

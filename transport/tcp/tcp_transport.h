@@ -27,6 +27,8 @@ struct ServerOptions {
   std::size_t max_pending_hellos = 256;
   std::size_t max_streams_per_session = 64;
   std::chrono::milliseconds hello_timeout{5000};
+  // Streams without TLS are refused.
+  bool require_encryption = false;
   // A peer is dropped when it takes no byte for this long while an answer waits for it.
   std::chrono::milliseconds stall_timeout{30'000};
 };
@@ -35,6 +37,9 @@ struct ServerStats {
   std::uint64_t connections = 0;  // open now
   std::uint64_t accepted = 0;
   std::uint64_t shed = 0;  // closed at once: caps, no descriptors, no hello
+  // Streams with TLS so far, and those of them whose records the kernel makes.
+  std::uint64_t encrypted = 0;
+  std::uint64_t encrypted_by_kernel = 0;
   std::uint64_t ops = 0;
   std::uint64_t bytes_sent = 0;  // payload
 };
@@ -59,6 +64,8 @@ Result<void> check_congestion_control(const std::string& name);
 // Endpoints are "HOST:PORT". connect(): kPeerLost (refused, closed), kTimeout, kDenied, kStale,
 // kUnavailable (too many streams), kNotFound (name), kInvalid (`congestion`, as for ServerOptions,
 // cannot be used).
-std::unique_ptr<Connector> make_connector(std::string congestion = {});
+enum class Encryption { kWhereDemanded, kAlways };
+std::unique_ptr<Connector> make_connector(std::string congestion = {},
+                                          Encryption encryption = Encryption::kWhereDemanded);
 
 }  // namespace rekindle::transport::tcp

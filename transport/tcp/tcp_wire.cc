@@ -50,10 +50,10 @@ class Reader {
 void encode(const ClientHello& hello, std::span<std::byte, kClientHelloBytes> out) {
   Writer writer(out);
   writer.put(kHelloMagic);
-  writer.put(kWireVersion);
+  writer.put(hello.version);
   writer.put(std::uint16_t{0});
   writer.put(std::uint32_t{0});
-  writer.put(hello.token.bytes);
+  writer.put(hello.session);
   writer.put(hello.incarnation.bytes);
 }
 
@@ -64,6 +64,12 @@ void encode(const ServerHello& hello, std::span<std::byte, kServerHelloBytes> ou
   writer.put(static_cast<std::uint16_t>(hello.status));
   writer.put(std::uint32_t{0});
   writer.put(hello.incarnation.bytes);
+}
+
+void encode(const Challenge& challenge, std::span<std::byte, kChallengeBytes> out) {
+  Writer writer(out);
+  writer.put(challenge.nonce);
+  writer.put(challenge.proof);
 }
 
 void encode(const Request& request, std::span<std::byte, kRequestBytes> out) {
@@ -87,20 +93,20 @@ void encode(const Response& response, std::span<std::byte, kResponseBytes> out) 
   writer.put(response.bytes);
 }
 
-Result<ClientHello> decode_client_hello(std::span<const std::byte, kClientHelloBytes> in,
-                                        std::uint16_t& version) {
+Result<ClientHello> decode_client_hello(std::span<const std::byte, kClientHelloBytes> in) {
   Reader reader(in);
   if (reader.get<std::uint64_t>() != kHelloMagic) {
     return fail(ErrorCode::kInvalid, "not a rekindle data stream");
   }
-  version = reader.get<std::uint16_t>();
+  ClientHello hello;
+  hello.version = reader.get<std::uint16_t>();
   const auto flags = reader.get<std::uint16_t>();
   const auto reserved = reader.get<std::uint32_t>();
-  if (version == kWireVersion && (flags != 0 || reserved != 0)) {
+  if (hello.version != kWireVersion && hello.version != kTokenWireVersion) return hello;
+  if (flags != 0 || reserved != 0) {
     return fail(ErrorCode::kInvalid, "hello with unknown flags {:#x}", flags);
   }
-  ClientHello hello;
-  hello.token.bytes = reader.get<decltype(hello.token.bytes)>();
+  hello.session = reader.get<decltype(hello.session)>();
   hello.incarnation.bytes = reader.get<decltype(hello.incarnation.bytes)>();
   return hello;
 }
@@ -113,13 +119,21 @@ Result<ServerHello> decode_server_hello(std::span<const std::byte, kServerHelloB
   ServerHello hello;
   hello.version = reader.get<std::uint16_t>();
   const auto status = reader.get<std::uint16_t>();
-  if (status > static_cast<std::uint16_t>(HelloStatus::kBusy)) {
+  if (status > static_cast<std::uint16_t>(HelloStatus::kNotEncrypted)) {
     return fail(ErrorCode::kInvalid, "the peer answered the hello with unknown status {}", status);
   }
   hello.status = static_cast<HelloStatus>(status);
   reader.get<std::uint32_t>();
   hello.incarnation.bytes = reader.get<decltype(hello.incarnation.bytes)>();
   return hello;
+}
+
+Challenge decode_challenge(std::span<const std::byte, kChallengeBytes> in) {
+  Reader reader(in);
+  Challenge challenge;
+  challenge.nonce = reader.get<decltype(challenge.nonce)>();
+  challenge.proof = reader.get<decltype(challenge.proof)>();
+  return challenge;
 }
 
 Result<Request> decode_request(std::span<const std::byte, kRequestBytes> in) {

@@ -13,7 +13,8 @@ namespace rekindle::transport::verbs {
 
 class FabricImpl final : public Fabric, private FabricEvents {
  public:
-  FabricImpl(Api& api, const FabricOptions& options, HcaFilter filter, Topology topology);
+  FabricImpl(Api& api, const FabricOptions& options, HcaFilter filter, HcaFilter trusted,
+             Topology topology);
   Result<void> start();
 
   const std::vector<std::unique_ptr<Device>>& devices() const override { return devices_; }
@@ -54,6 +55,7 @@ class FabricImpl final : public Fabric, private FabricEvents {
   Api& api_;
   const FabricOptions options_;
   const HcaFilter filter_;
+  const HcaFilter trusted_;
   const Topology topology_;
   std::string why_empty_;
   std::vector<std::unique_ptr<Device>> devices_;
@@ -131,8 +133,13 @@ std::string_view port_state_name(ibv_port_state state) {
 
 }  // namespace
 
-FabricImpl::FabricImpl(Api& api, const FabricOptions& options, HcaFilter filter, Topology topology)
-    : api_(api), options_(options), filter_(std::move(filter)), topology_(std::move(topology)) {}
+FabricImpl::FabricImpl(Api& api, const FabricOptions& options, HcaFilter filter, HcaFilter trusted,
+                       Topology topology)
+    : api_(api),
+      options_(options),
+      filter_(std::move(filter)),
+      trusted_(std::move(trusted)),
+      topology_(std::move(topology)) {}
 
 Result<void> FabricImpl::start() {
   open_devices();
@@ -168,7 +175,7 @@ void FabricImpl::open_devices() {
   std::string trouble;
   for (int i = 0; i < count; ++i) {
     names.emplace_back(api_.get_device_name(list[i]));
-    if (!filter_.may_allow(names.back())) continue;
+    if (!filter_.may_allow(names.back()) || !trusted_.may_allow(names.back())) continue;
     if (const auto opened = open_device(list[i], names.back()); !opened) {
       log::warn("fabric.device", "device", names.back(), "unusable", opened.error());
       trouble += fmt::format("{}{}: {}", trouble.empty() ? "" : "; ", names.back(),
@@ -185,7 +192,10 @@ void FabricImpl::explain_empty(const std::vector<std::string>& names, const std:
   } else if (!trouble.empty()) {
     why_empty_ = "no usable RDMA device: " + trouble;
   } else {
-    why_empty_ = fmt::format("--hca '{}' matches none of {}", filter_.text(), join(names));
+    why_empty_ = fmt::format(
+        "--hca '{}'{} matches none of {}", filter_.text(),
+        trusted_.text().empty() ? "" : fmt::format(" with --rail-trusted '{}'", trusted_.text()),
+        join(names));
   }
 }
 
@@ -203,7 +213,7 @@ Result<void> FabricImpl::open_device(ibv_device* device, const std::string& name
   std::vector<std::uint8_t> ports;
   for (int port = 1; port <= attr.phys_port_cnt; ++port) {
     const auto number = static_cast<std::uint8_t>(port);
-    if (filter_.allows(name, number)) ports.push_back(number);
+    if (filter_.allows(name, number) && trusted_.allows(name, number)) ports.push_back(number);
   }
   if (ports.empty()) return {};
   errno = 0;
@@ -415,8 +425,10 @@ Result<std::unique_ptr<Fabric>> Fabric::open(Api& api, const FabricOptions& opti
     return fail(ErrorCode::kInvalid, "--gid-index {}: it is at most 255", options.gid_index);
   }
   TRY(HcaFilter filter, HcaFilter::parse(options.hca));
+  TRY(HcaFilter trusted, HcaFilter::parse(options.trusted));
   TRY(Topology topology, Topology::open(options.sysfs, options.topology_file));
-  auto fabric = std::make_unique<FabricImpl>(api, options, std::move(filter), std::move(topology));
+  auto fabric = std::make_unique<FabricImpl>(api, options, std::move(filter), std::move(trusted),
+                                             std::move(topology));
   TRY_VOID(fabric->start());
   return fabric;
 }

@@ -41,11 +41,7 @@ Result<void> ServedLink::open_regions() {
   for (const auto& [key, memory] : regions_) {
     for (const Piece& piece : memory->pieces(device)) {
       RemoteWindow window{key, piece.offset, piece.bytes, piece.address, {}};
-      if (device.limits().memory_windows_2b) {
-        TRY_VOID(windows_.bind(piece, window, std::chrono::steady_clock::now() + kBindDeadline));
-      } else {
-        window.keys.push_back(piece.rkey);
-      }
+      TRY_VOID(windows_.bind(piece, window, std::chrono::steady_clock::now() + kBindDeadline));
       response_.windows.push_back(std::move(window));
     }
   }

@@ -14,6 +14,8 @@ namespace rekindle::transport::verbs {
 struct FabricOptions {
   // An HcaFilter. Empty: all ports.
   std::string hca;
+  // An HcaFilter of the rails that are safe without encryption. Not empty: others are not used.
+  std::string trusted;
   // For RoCE ports. -1: chosen by choose_gid().
   int gid_index = -1;
   // Overrides sysfs (docs/internals/verbs.md). Empty: none.

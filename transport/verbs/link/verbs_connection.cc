@@ -127,7 +127,8 @@ Result<void> Connection::make_queue_pair() {
   attr.sq_sig_all = 0;
   attr.cap = {options_.send_depth, options_.recv_depth, options_.max_sge, 1, options_.inline_bytes};
   QueuePair pair;
-  pair.qp = QpHandle(api().create_qp(rail_.device().pd(), &attr), {&api()});
+  ibv_pd* const domain = options_.domain != nullptr ? options_.domain : rail_.device().pd();
+  pair.qp = QpHandle(api().create_qp(domain, &attr), {&api()});
   if (!pair.qp) return fail(verbs_error(errno, rail_, "create a queue pair"));
   pair.end = {pair.qp->qp_num, random_packet_number()};
 

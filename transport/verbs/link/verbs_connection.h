@@ -27,6 +27,8 @@ struct ConnectionOptions {
   std::uint32_t recv_depth = 0;
   std::uint32_t max_sge = 1;
   std::uint32_t inline_bytes = 0;
+  // The protection domain of the queue pairs: they reach its memory only. null: the device's.
+  ibv_pd* domain = nullptr;
 };
 
 // The other end, and the values that both agreed on.

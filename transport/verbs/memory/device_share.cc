@@ -15,9 +15,8 @@
 namespace rekindle::transport::verbs {
 namespace {
 
-int access_flags(const Device& device, MemoryUse use) {
-  if (use == MemoryUse::kLand) return IBV_ACCESS_LOCAL_WRITE;
-  return device.limits().memory_windows_2b ? IBV_ACCESS_MW_BIND : IBV_ACCESS_REMOTE_READ;
+int access_flags(MemoryUse use) {
+  return use == MemoryUse::kLand ? IBV_ACCESS_LOCAL_WRITE : IBV_ACCESS_MW_BIND;
 }
 
 // What drivers say to a mapping or to flags that they do not take.
@@ -99,7 +98,7 @@ bool RegionMemory::ends_before(std::uint64_t offset, std::uint64_t bytes) const 
 
 Registration register_memory(DeviceShare& share, RegionMemory& memory, std::uint64_t offset,
                              std::uint64_t bytes, MemoryUse use) {
-  const int access = access_flags(share.device, use);
+  const int access = access_flags(use);
   Registration result;
   const auto attempt = [&](const std::byte* base) {
     result.address = base + offset;
@@ -130,7 +129,10 @@ Registration register_memory(DeviceShare& share, RegionMemory& memory, std::uint
   return result;
 }
 
+bool serves_by_windows(const Device& device) { return device.limits().memory_windows_2b; }
+
 bool refuses_read_only(DeviceShare& share) {
+  if (!serves_by_windows(share.device)) return false;
   const UniqueFd file(::memfd_create("rekindle-probe", MFD_CLOEXEC));
   if (!file || ::ftruncate(file.get(), kPageBytes) != 0) return false;
   void* const mapped = ::mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED, file.get(), 0);

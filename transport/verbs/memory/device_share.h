@@ -71,6 +71,9 @@ struct Registration {
 Registration register_memory(DeviceShare& share, RegionMemory& memory, std::uint64_t offset,
                              std::uint64_t bytes, MemoryUse use);
 
+// Whether windows can keep the pullers of served memory apart on this device.
+bool serves_by_windows(const Device& device);
+
 // Whether the device refuses a read-only mapping of a file. Tries it with a temporary file.
 bool refuses_read_only(DeviceShare& share);
 

@@ -24,12 +24,8 @@ Result<std::shared_ptr<GpuMemory>> GpuMemory::create(std::span<const Device* con
   for (const Device* const device : devices) {
     // Without relaxed ordering: the completion must not overtake the bytes.
     TRY(auto mr, register_gpu_range(*device, fd, 0, bytes, address, IBV_ACCESS_LOCAL_WRITE));
-    const Piece piece{.offset = 0,
-                      .bytes = bytes,
-                      .address = address,
-                      .lkey = mr->lkey,
-                      .rkey = mr->rkey,
-                      .mr = mr.get()};
+    const Piece piece{
+        .offset = 0, .bytes = bytes, .address = address, .lkey = mr->lkey, .mr = mr.get()};
     memory->on_.push_back({device, piece, std::move(mr)});
   }
   return memory;

@@ -20,19 +20,17 @@
 namespace rekindle::transport::verbs {
 
 enum class MemoryUse : std::uint8_t {
-  kServe,  // peers read it: windows are bound to it, or (devices without windows) REMOTE_READ
+  kServe,  // peers read it through windows; devices without windows do not register it
   kLand,   // reads land in it: LOCAL_WRITE
 };
 
-// [offset, offset + bytes) of a region on one device. Address and key are for scatter lists
-// (lkey) or peers (rkey; useless to them where windows are in use).
+// [offset, offset + bytes) of a region on one device.
 struct Piece {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   std::uint64_t address = 0;  // of byte `offset`, as the device knows it
-  std::uint32_t lkey = 0;
-  std::uint32_t rkey = 0;
-  ibv_mr* mr = nullptr;  // for binding windows
+  std::uint32_t lkey = 0;     // for scatter lists
+  ibv_mr* mr = nullptr;       // for binding windows
 };
 
 // One region's registrations. The destructor deregisters it: all readers must have drained before.

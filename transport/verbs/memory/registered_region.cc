@@ -28,6 +28,11 @@ Region::Region(std::span<const std::byte> bytes, MemoryUse use, int fd, std::uin
   for (const auto& share : shares) {
     parts_.push_back(std::make_unique<Part>(*share, strides_.size()));
     parts_.back()->done = strides_.empty();
+    // Its key would open the memory to the pullers of every other version.
+    if (use == MemoryUse::kServe && !serves_by_windows(share->device) && !strides_.empty()) {
+      parts_.back()->done = true;
+      parts_.back()->missing_bytes[{Cause::kNoWindows, 0}] = bytes.size();
+    }
   }
 }
 
@@ -228,7 +233,6 @@ void Region::register_slot(Part& part, Slot& slot, int touch_error) {
   part.unexplained = 0;
   piece.address = reinterpret_cast<std::uint64_t>(made.address);
   piece.lkey = made.mr->lkey;
-  piece.rkey = made.mr->rkey;
   piece.mr = made.mr.get();
   slot.mr = std::move(made.mr);
   share.pieces.fetch_add(1);

@@ -49,6 +49,9 @@ std::string advice(const Shortfall& shortfall) {
              "run as its owner, or make it writable (chmod u+w)";
     case Cause::kDeviceGone:
       return "the device is gone; the other ones are used";
+    case Cause::kNoWindows:
+      return "the device has no memory windows (type 2B), so a puller's key would open it to all: "
+             "reads are staged, which takes CPU time";
     case Cause::kOther:
       break;
   }
@@ -62,6 +65,7 @@ ErrorCode code_of(Cause cause) {
     case Cause::kReadOnly:
       return ErrorCode::kDenied;
     case Cause::kDeviceGone:
+    case Cause::kNoWindows:
       return ErrorCode::kUnavailable;
     case Cause::kOther:
       return ErrorCode::kInternal;

@@ -24,6 +24,7 @@ enum class Cause : std::uint8_t {
   kCutShort,     // the file has no pages there (any more)
   kReadOnly,     // it takes writable mappings only, and the file cannot be opened for writing
   kDeviceGone,
+  kNoWindows,  // served memory only: the device has no memory windows of type 2B
   kOther,
 };
 

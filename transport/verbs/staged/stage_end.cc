@@ -25,15 +25,22 @@ std::int64_t now_ns() {
       .count();
 }
 
+// Null where windows keep links apart, or the device has no more.
+PdHandle own_domain(const Device& device) {
+  if (device.limits().memory_windows_2b) return {nullptr, {&device.api()}};
+  return {device.api().alloc_pd(device.context()), {&device.api()}};
+}
+
 }  // namespace
 
-StageEnd::StageEnd(std::unique_ptr<Connection> connection, const Session& session,
+StageEnd::StageEnd(PdHandle domain, std::unique_ptr<Connection> connection, const Session& session,
                    const SegmentRegistry& registry, StagePool& pool, std::uint32_t puller_rail)
     : token_(session.token),
       puller_(session.puller),
       puller_rail_(puller_rail),
       registry_(registry),
       pool_(pool),
+      domain_(std::move(domain)),
       connection_(std::move(connection)),
       last_request_ns_(now_ns()) {}
 
@@ -57,14 +64,16 @@ Result<std::shared_ptr<StageEnd>> StageEnd::create(Rail& rail, const LinkRequest
   // An answer and a change of its window for each block.
   options.send_depth = static_cast<std::uint32_t>(2 * blocks.size());
   options.recv_depth = static_cast<std::uint32_t>(blocks.size());
+  PdHandle domain = own_domain(rail.device());
+  options.domain = domain.get();
   auto connection = Connection::create(rail, options);
   if (!connection) {
     pool.release(blocks);
     return fail(std::move(connection).error());
   }
   // From here on its destructor gives the blocks back.
-  std::shared_ptr<StageEnd> end(
-      new StageEnd(std::move(*connection), session, registry, pool, request.puller_rail.index));
+  std::shared_ptr<StageEnd> end(new StageEnd(std::move(domain), std::move(*connection), session,
+                                             registry, pool, request.puller_rail.index));
   for (const StageBlock& block : blocks) end->slots_.emplace_back().block = block;
   TRY_VOID(end->open(request));
   return end;
@@ -73,6 +82,8 @@ Result<std::shared_ptr<StageEnd>> StageEnd::create(Rail& rail, const LinkRequest
 Result<void> StageEnd::open(const LinkRequest& request) {
   const std::lock_guard lock(mutex_);
   const Rail& rail = connection_->rail();
+  const bool windows = rail.device().limits().memory_windows_2b;
+  if (!windows) TRY_VOID(register_in_domain());
   // The puller may ask before the answer to its handshake has left.
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (post_receive(i)) continue;
@@ -84,7 +95,7 @@ Result<void> StageEnd::open(const LinkRequest& request) {
   remote.rd_atomic = std::min(request.rd_atomic, rail.device().limits().max_rd_atomic);
   remote.queue_pairs = {request.queue_pairs.front()};
   TRY_VOID(connection_->connect(remote, ConnectionRole::kServes));
-  if (rail.device().limits().memory_windows_2b) TRY_VOID(bind_windows());
+  if (windows) TRY_VOID(bind_windows());
 
   response_.mtu_bytes = remote.mtu_bytes;
   response_.rd_atomic = remote.rd_atomic;
@@ -93,10 +104,28 @@ Result<void> StageEnd::open(const LinkRequest& request) {
   offer.block_bytes = pool_.block_bytes();
   for (const Slot& slot : slots_) {
     offer.blocks.push_back({reinterpret_cast<std::uint64_t>(slot.block.data),
-                            slot.window ? slot.window.key() : slot.block.mr->rkey});
+                            slot.window ? slot.window.key() : slot.mr()->rkey});
   }
   connection_->arm();
   armed_ = true;
+  return {};
+}
+
+Result<void> StageEnd::register_in_domain() {
+  const Rail& rail = connection_->rail();
+  if (!domain_) {
+    return fail(ErrorCode::kExhausted, "{}: the NIC has no protection domain left", rail.name());
+  }
+  for (Slot& slot : slots_) {
+    errno = 0;
+    slot.in_domain =
+        MrHandle(connection_->api().reg_mr(domain_.get(), slot.block.data, pool_.step_bytes(),
+                                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ),
+                 {&connection_->api()});
+    if (slot.in_domain) continue;
+    return fail(ErrorCode::kExhausted, "{}: register a staging block: {}", rail.name(),
+                std::strerror(errno));
+  }
   return {};
 }
 
@@ -126,7 +155,8 @@ Result<void> StageEnd::bind_windows() {
 
 bool StageEnd::post_receive(std::size_t slot) {
   const StageBlock& block = slots_[slot].block;
-  ibv_sge sge{reinterpret_cast<std::uint64_t>(block.received), kStageMessageBytes, block.mr->lkey};
+  ibv_sge sge{reinterpret_cast<std::uint64_t>(block.received), kStageMessageBytes,
+              slots_[slot].mr()->lkey};
   ibv_recv_wr request{};
   request.wr_id = std::uint64_t{static_cast<std::uint32_t>(Kind::kReceive)} << kKindShift | slot;
   request.sg_list = &sge;
@@ -237,7 +267,7 @@ void StageEnd::serve(Slot& slot, std::size_t index) {
                            good ? static_cast<std::uint32_t>(slot.request.total_bytes()) : 0};
   const std::size_t bytes = encode(answer, {slot.block.sent, kStageMessageBytes});
   ibv_sge sge{reinterpret_cast<std::uint64_t>(slot.block.sent), static_cast<std::uint32_t>(bytes),
-              slot.block.mr->lkey};
+              slot.mr()->lkey};
   ibv_send_wr request{};
   request.opcode = IBV_WR_SEND;
   request.sg_list = &sge;
@@ -319,6 +349,7 @@ void StageEnd::release(TimePoint deadline) {
   std::vector<StageBlock> blocks;
   for (const Slot& slot : slots_) blocks.push_back(slot.block);
   slots_.clear();
+  domain_.reset();
   pool_.release(blocks);
 }
 

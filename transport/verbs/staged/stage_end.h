@@ -62,16 +62,19 @@ class StageEnd {
   struct Slot {
     StageBlock block;
     MemoryWindow window;
+    MrHandle in_domain;  // of the block, without memory windows
+    ibv_mr* mr() const { return in_domain ? in_domain.get() : block.mr; }
     bool asked = false;      // a request waits here
     bool answering = false;  // its answer is under way
     StageRequest request;
   };
 
-  StageEnd(std::unique_ptr<Connection> connection, const Session& session,
+  StageEnd(PdHandle domain, std::unique_ptr<Connection> connection, const Session& session,
            const SegmentRegistry& registry, StagePool& pool, std::uint32_t puller_rail);
   // All are called with mutex_ held, or before other threads know of the object.
   Result<void> open(const LinkRequest& request);
   Result<void> bind_windows();
+  Result<void> register_in_domain();
   bool post_receive(std::size_t slot);
   int post(Kind kind, std::size_t slot, ibv_send_wr& request);
   int poll_completions();
@@ -89,6 +92,8 @@ class StageEnd {
   const std::uint32_t puller_rail_;
   const SegmentRegistry& registry_;
   StagePool& pool_;
+  // Without memory windows: other links, whose pullers may guess a key, reach nothing in it.
+  PdHandle domain_;
   const std::unique_ptr<Connection> connection_;
   LinkResponse response_;
   std::atomic<bool> ended_ = false;

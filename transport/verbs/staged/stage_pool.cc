@@ -44,11 +44,10 @@ bool StagePool::make(std::uint64_t bytes, std::uint32_t block_bytes) {
   (void)::madvise(memory, wanted * step, MADV_DONTFORK);
   auto* const base = static_cast<std::byte*>(memory);
   Api& api = device_.api();
-  const int remote =
-      device_.limits().memory_windows_2b ? IBV_ACCESS_MW_BIND : IBV_ACCESS_REMOTE_READ;
+  const int windows = device_.limits().memory_windows_2b ? IBV_ACCESS_MW_BIND : 0;
   for (std::size_t i = 0; i < wanted; ++i) {
     std::byte* const data = base + i * step;
-    MrHandle mr(api.reg_mr(device_.pd(), data, step, IBV_ACCESS_LOCAL_WRITE | remote), {&api});
+    MrHandle mr(api.reg_mr(device_.pd(), data, step, IBV_ACCESS_LOCAL_WRITE | windows), {&api});
     if (!mr) {
       problem_ = fmt::format("not even a staging window of {} can be registered: {}",
                              format_bytes(step), std::strerror(errno));
@@ -85,9 +84,9 @@ std::vector<StageBlock> StagePool::acquire(std::size_t wanted) {
 }
 
 void StagePool::release(const std::vector<StageBlock>& blocks) {
-  // The next session must not read this one's bytes. Without memory windows the key opens the
+  // The next session must not read this one's bytes. Without memory windows its key opens the
   // messages, too.
-  for (const StageBlock& block : blocks) std::memset(block.data, 0, block_bytes_ + kPageBytes);
+  for (const StageBlock& block : blocks) std::memset(block.data, 0, step_bytes());
   const std::lock_guard lock(mutex_);
   free_.insert(free_.end(), blocks.begin(), blocks.end());
 }

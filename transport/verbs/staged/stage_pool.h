@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "src/base/result.h"
+#include "src/base/units.h"
 #include "transport/verbs/device/fabric.h"
 #include "transport/verbs/staged/stage_wire.h"
 
 namespace rekindle::transport::verbs {
 
-// One block, with room for a message in each direction. Each block is a memory region of its own,
-// so that without memory windows its key opens this block only.
+// One block, with room for a message in each direction. `mr` is for windows and for local use: its
+// own key opens nothing to peers.
 struct StageBlock {
   std::byte* data = nullptr;
   std::byte* received = nullptr;  // kStageMessageBytes each
@@ -40,6 +41,8 @@ class StagePool {
 
   // Up to `wanted` blocks of zeros; fewer when few are left, so that others get some, too.
   std::vector<StageBlock> acquire(std::size_t wanted);
+  // A block and its messages, which lie together.
+  std::size_t step_bytes() const { return block_bytes_ + kPageBytes; }
   // Call this when no queue pair reaches the blocks any more.
   void release(const std::vector<StageBlock>& blocks);
 
