@@ -137,7 +137,8 @@ Task<void> CoordinatorLink::announce_now() {
 
 Task<Result<void>> CoordinatorLink::connect() {
   CO_TRY(client_,
-         co_await rpc::RpcClient::connect(address(), identity_, registration_.connect_deadline()));
+         co_await rpc::RpcClient::connect(address(), identity_, registration_.connect_deadline(),
+                                          {}, proto::ROLE_COORDINATOR));
   registration_.connected(steady_now());
   changed_.notify();
   if (!is_member()) {

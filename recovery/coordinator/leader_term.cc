@@ -157,17 +157,14 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   tasks.spawn("coordinator.commit", committer.run());
   auto begun = co_await committer.wait(core.start(std::chrono::steady_clock::now()));
 
-  rpc::Identity identity;
-  identity.role = proto::ROLE_COORDINATOR;
-  identity.node_id = "coordinator";
-  identity.incarnation = Incarnation::random();
-  identity.secret = options.secret;
+  rpc::Identity identity =
+      rpc::make_identity(proto::ROLE_COORDINATOR, "coordinator", options.credentials);
   identity.epoch = [&core] { return core.fleet().epoch(); };
   FleetWatch watch(identity.incarnation);
   Services services{{core,
                      watch,
                      committer,
-                     {{identity.incarnation, options.secret},
+                     {{identity.incarnation, identity.secret},
                       options.timing,
                       options.may_answer,
                       options.tracer}},

@@ -12,10 +12,6 @@
 // on the issuer's monotonic clock. HMAC-SHA256 under the cluster secret.
 namespace rekindle::rpc {
 
-// Reads a file of mode 0600 with 16 to 4096 bytes, and cuts surrounding white space. Returns "" for
-// an empty path.
-Result<std::string> read_secret(const std::string& path);
-
 void sign_grant(proto::Grant& grant, std::string_view secret);
 struct GrantCheck {
   Incarnation puller;
