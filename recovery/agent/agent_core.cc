@@ -159,12 +159,9 @@ AgentParts AgentCore::parts() {
 }
 
 rpc::Identity AgentCore::make_identity(const CoreOptions& options) {
-  rpc::Identity identity;
-  identity.role = options.role;
-  identity.node_id = options.node_id.empty() ? default_node_id() : options.node_id;
-  identity.key = std::make_shared<crypto::SigningKey>(crypto::SigningKey::generate());
-  identity.incarnation = rpc::incarnation_of(identity.key->public_key());
-  identity.secret = options.secret;
+  rpc::Identity identity = rpc::make_identity(
+      options.role, options.node_id.empty() ? default_node_id() : options.node_id,
+      options.credentials);
   identity.epoch = [this] { return grant_clock_.epochs().highest(); };
   identity.heard_epoch = [this](std::uint64_t epoch) {
     grant_clock_.epochs().hear(epoch, steady_now());

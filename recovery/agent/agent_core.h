@@ -45,7 +45,8 @@ struct CoreOptions {
   store::NumaPolicy numa;
   worker::ScrubOptions scrub;
   std::string coordinator;
-  std::string secret;
+  // nullptr: it proves nothing, and demands nothing.
+  std::shared_ptr<rpc::Credentials> credentials;
   // ROLE_AGENT for a member of the fleet, ROLE_PULLER for the embedded agent of a command.
   proto::Role role = proto::ROLE_AGENT;
   RdmaOptions rdma;

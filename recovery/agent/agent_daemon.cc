@@ -25,11 +25,11 @@
 #include "recovery/device/device_link.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/drills.h"
-#include "recovery/rpc/grants.h"
 #include "recovery/rpc/http_server.h"
 #include "recovery/rpc/methods.h"
 #include "recovery/rpc/otlp_exporter.h"
 #include "recovery/rpc/rpc_metrics.h"
+#include "recovery/rpc/tls.h"
 #include "recovery/trace/trace_wire.h"
 #include "recovery/worker/worker_service.h"
 #include "src/async/offload.h"
@@ -105,6 +105,7 @@ class Daemon {
   Result<void> start_servers(const rpc::HostPort& listen);
   Result<void> listen_control();
   Result<void> start_workers();
+  std::string node_id() const;
   std::string choose_host(const rpc::HostPort& listen) const;
   Result<void> listen_http();
   void install_status();
@@ -123,6 +124,7 @@ class Daemon {
   std::unique_ptr<rpc::RpcMetrics> call_metrics_;
   std::shared_ptr<const metrics::Metrics::Read> readings_;
   transport::LinkCuts links_;
+  std::shared_ptr<rpc::Credentials> credentials_;
   std::unique_ptr<AgentCore> core_;
   std::unique_ptr<transport::tcp::TcpServer> tcp_;
   std::unique_ptr<transport::shm::ShmServer> shm_;
@@ -161,17 +163,19 @@ Result<void> provide_huge_pages(const AgentOptions& options) {
 
 Result<void> Daemon::start() {
   TRY_VOID(provide_huge_pages(options_));
-  TRY(const auto secret, rpc::read_secret(options_.secret_file));
+  TRY(credentials_, rpc::Credentials::open(options_.credentials));
+  TRY_VOID(rpc::check_exposure("the agent", options_.listen, credentials_,
+                               options_.credentials.insecure));
   TRY(const auto listen, rpc::HostPort::parse(options_.listen));
   CoreOptions core_options;
-  core_options.node_id = options_.node_id;
+  core_options.node_id = node_id();
   core_options.store_directory = options_.store_directory;
   core_options.store_budget_bytes = options_.store_budget_bytes;
   core_options.keep_memory = true;
   core_options.reserve_bytes = options_.reserve_bytes;
   core_options.numa = options_.numa;
   core_options.coordinator = options_.coordinator;
-  core_options.secret = secret;
+  core_options.credentials = credentials_;
   core_options.rdma = options_.rdma;
   core_options.rdma.trusted_only = options_.encrypt || options_.require_encryption;
   core_options.tcp_congestion = options_.tcp_congestion;
@@ -188,11 +192,6 @@ Result<void> Daemon::start() {
   host_ = choose_host(listen);
   TRY_VOID(start_servers(listen));
   TRY_VOID(listen_control());
-  if (secret.empty() && !is_wildcard(host_) && !is_loopback(host_)) {
-    log::warn(
-        "agent.unauthenticated", "address", control_address_, "hint",
-        "anyone who reaches this port can read the weights; give --secret-file to all members");
-  }
   core_->connect_coordinator(options_.failure_domain, control_address_);
   TRY_VOID(start_workers());
   TRY_VOID(listen_http());
@@ -207,6 +206,12 @@ Result<void> Daemon::start() {
                        scraped_ != nullptr ? scraped_->address() : ""});
   }
   return {};
+}
+
+// Without a choice of the user, the certificate's, because it fits no other.
+std::string Daemon::node_id() const {
+  if (!options_.node_id.empty() || credentials_ == nullptr) return options_.node_id;
+  return rpc::certified_node(credentials_->context()->principals, "agent");
 }
 
 std::string Daemon::choose_host(const rpc::HostPort& listen) const {
@@ -474,7 +479,10 @@ Task<void> Daemon::reload_at_signal() {
     if (error) co_return;
     links_.heal();
     auto reading = async::offload(core_->blocking_pool(), options_.reread);
-    const Result<AgentOptions> read = co_await std::move(reading);
+    Result<AgentOptions> read = co_await std::move(reading);
+    if (read && credentials_ != nullptr) {
+      if (auto taken = credentials_->reload(read->credentials); !taken) read = fail(taken.error());
+    }
     if (!read) {
       log::error("config.refused", "why", read.error(), "effect", "the settings stay as they are");
       continue;

@@ -49,7 +49,7 @@ struct AgentOptions {
   // "host:port" of the data port as others reach it, behind NAT or a proxy. "": as it is.
   std::string data_advertise;
   std::string coordinator;
-  std::filesystem::path secret_file;
+  rpc::CredentialOptions credentials;
   std::string failure_domain;
   // For each puller; 0: no cap.
   std::uint64_t max_bytes_per_second = 0;
@@ -85,7 +85,7 @@ struct AgentOptions {
   std::function<void(const Listening&)> on_ready;
   // Reads the options again. Called at SIGHUP, on another thread. The agent takes the values that
   // can change while it runs: the limits of pullers, the interval of reading copies again, the time
-  // to load. Empty: SIGHUP ends the process.
+  // to load, the secrets. Empty: SIGHUP ends the process.
   std::function<Result<AgentOptions>()> reread;
 };
 

@@ -8,7 +8,6 @@
 
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
-#include "recovery/rpc/handshake.h"
 #include "recovery/rpc/methods.h"
 #include "src/base/log.h"
 
@@ -138,12 +137,8 @@ Task<void> CoordinatorLink::announce_now() {
 
 Task<Result<void>> CoordinatorLink::connect() {
   CO_TRY(client_,
-         co_await rpc::RpcClient::connect(address(), identity_, registration_.connect_deadline()));
-  // The grants of this peer will be believed.
-  if (client_->peer().role != proto::ROLE_COORDINATOR) {
-    co_return fail(ErrorCode::kDenied, "{} is no coordinator but {} {}: correct --coordinator",
-                   address(), rpc::role_name(client_->peer().role), client_->peer().node_id);
-  }
+         co_await rpc::RpcClient::connect(address(), identity_, registration_.connect_deadline(),
+                                          {}, proto::ROLE_COORDINATOR));
   registration_.connected(steady_now());
   changed_.notify();
   if (!is_member()) {

@@ -184,10 +184,10 @@ class ScratchDirectory {
 class EmbeddedAgent final : public LocalAgent {
  public:
   static Result<std::unique_ptr<LocalAgent>> open(const LocalAgentOptions& options) {
-    TRY(const auto secret, rpc::read_secret(options.secret_file));
+    TRY(auto credentials, rpc::Credentials::open(options.credentials));
     auto agent = std::make_unique<EmbeddedAgent>();
     agent->options_ = options;
-    agent->secret_ = secret;
+    agent->credentials_ = std::move(credentials);
     return std::unique_ptr<LocalAgent>(std::move(agent));
   }
   ~EmbeddedAgent() override { close(); }
@@ -273,7 +273,7 @@ class EmbeddedAgent final : public LocalAgent {
     options.store_directory = store;
     options.store_budget_bytes = options_.store_budget_bytes;
     options.coordinator = options_.coordinator;
-    options.secret = secret_;
+    options.credentials = credentials_;
     options.role = proto::ROLE_PULLER;
     options.rdma = options_.rdma;
     options.rdma.trusted_only = options_.encrypt;
@@ -302,7 +302,7 @@ class EmbeddedAgent final : public LocalAgent {
   }
 
   LocalAgentOptions options_;
-  std::string secret_;
+  std::shared_ptr<rpc::Credentials> credentials_;
   ControlThread thread_;
   std::filesystem::path open_store_;
   std::unique_ptr<AgentCore> core_;
@@ -315,11 +315,7 @@ class ConnectedAgent final : public LocalAgent {
   bool embedded() const override { return false; }
 
   Result<void> connect(const LocalAgentOptions& options) {
-    rpc::Identity identity;
-    identity.role = proto::ROLE_CLIENT;
-    identity.node_id = "cli";
-    identity.incarnation = Incarnation::random();
-    TRY(identity.secret, rpc::read_secret(options.secret_file));
+    const rpc::Identity identity = rpc::make_identity(proto::ROLE_CLIENT, "cli");
     const std::string address = "unix:" + agent_socket(options.store_directory).string();
     TRY(client_, thread_.run<Result<std::shared_ptr<rpc::RpcClient>>>(
                      [&](const OnProgress&) {

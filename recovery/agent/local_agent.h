@@ -27,8 +27,7 @@ struct LocalAgentOptions {
   std::uint64_t store_budget_bytes = 0;
   // "host:port". "": none; a publication stays local, and a pull needs --from.
   std::string coordinator;
-  // The cluster secret, mode 0600. "": none.
-  std::filesystem::path secret_file;
+  rpc::CredentialOptions credentials;
   // Embedded only; for pulls.
   RdmaOptions rdma{.enabled = false, .fabric = {}};
   // Embedded only: as CoreOptions::encrypt.

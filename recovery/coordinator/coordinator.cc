@@ -100,12 +100,16 @@ async::Task<Result<void>> lead_shown(const TermOptions& options, Stop& told, Scr
 
 // Reads the options again at each SIGHUP. A term looks at `current` at each tick.
 async::Task<void> reload_at_signal(asio::signal_set& signals, asio::thread_pool& thread,
-                                   CoordinatorOptions& current) {
+                                   CoordinatorOptions& current,
+                                   std::shared_ptr<rpc::Credentials> credentials) {
   for (;;) {
     const auto [error, number] = co_await signals.async_wait(asio::as_tuple(asio::use_awaitable));
     if (error) co_return;
     auto reading = run_blocking<CoordinatorOptions>(thread, current.reread);
     auto read = co_await std::move(reading);
+    if (read && credentials != nullptr) {
+      if (auto taken = credentials->reload(read->credentials); !taken) read = fail(taken.error());
+    }
     if (!read) {
       log::error("config.refused", "why", read.error(), "effect", "the settings stay as they are");
       continue;
@@ -126,7 +130,9 @@ Result<void> check_timing(const CoordinatorOptions& options) {
 
 Result<void> run_coordinator(const CoordinatorOptions& options) {
   TRY(const Timing timing, make_timing(options));
-  TRY(const std::string secret, rpc::read_secret(options.secret_file.string()));
+  TRY(const auto credentials, rpc::Credentials::open(options.credentials));
+  TRY_VOID(rpc::check_exposure("the coordinator", options.listen, credentials,
+                               options.credentials.insecure));
   // Outlives the calls that the context may still have.
   TRY(const auto tracing, rpc::Tracing::create("coordinator", "coordinator", options.otlp));
   asio::io_context io(1);
@@ -135,7 +141,8 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
   CoordinatorOptions current = options;
   StatusPage page;
   if (!options.http.empty()) TRY_VOID(page.listen(io.get_executor(), options.http));
-  const TermOptions term{current, timing, secret, {}, scraped.counted(), page, &tracing->tracer};
+  const TermOptions term{current,           timing, credentials,     {},
+                         scraped.counted(), page,   &tracing->tracer};
 
   asio::signal_set signals(io, SIGTERM, SIGINT);
   Stop told(io.get_executor());
@@ -144,7 +151,7 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
   asio::thread_pool rereading(1);
   if (options.reread) {
     hangups.add(SIGHUP);
-    asio::co_spawn(io, reload_at_signal(hangups, rereading, current), asio::detached);
+    asio::co_spawn(io, reload_at_signal(hangups, rereading, current, credentials), asio::detached);
   }
   Result<void> outcome;
   std::exception_ptr failed;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "recovery/rpc/credentials.h"
 #include "src/base/result.h"
 
 namespace rekindle::coordinator {
@@ -29,7 +30,7 @@ struct CoordinatorOptions {
   std::filesystem::path state_directory;
   // Holds the durable state of several coordinators, of which one leads.
   etcd::EtcdOptions etcd;
-  std::filesystem::path secret_file;
+  rpc::CredentialOptions credentials;
   std::chrono::milliseconds heartbeat_interval{250};
   std::chrono::milliseconds suspect_after{750};
   std::chrono::milliseconds dead_after{2000};
@@ -55,7 +56,7 @@ struct CoordinatorOptions {
   // Called at the start of a term.
   std::function<void(const Listening& at)> on_ready;
   // Reads the options again. Called at SIGHUP, on another thread. The coordinator takes the limits
-  // of pulls and copies from them. Empty: SIGHUP ends the process.
+  // of pulls and copies from them, and the secrets. Empty: SIGHUP ends the process.
   std::function<Result<CoordinatorOptions>()> reread;
 };
 

@@ -156,12 +156,8 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   tasks.spawn("coordinator.commit", committer.run());
   auto begun = co_await committer.wait(core.start(std::chrono::steady_clock::now()));
 
-  rpc::Identity identity;
-  identity.role = proto::ROLE_COORDINATOR;
-  identity.node_id = "coordinator";
-  identity.key = std::make_shared<crypto::SigningKey>(crypto::SigningKey::generate());
-  identity.incarnation = rpc::incarnation_of(identity.key->public_key());
-  identity.secret = options.secret;
+  rpc::Identity identity =
+      rpc::make_identity(proto::ROLE_COORDINATOR, "coordinator", options.credentials);
   identity.epoch = [&core] { return core.fleet().epoch(); };
   FleetWatch watch(identity.incarnation);
   GrantSigner signer(identity, options.timing.grant_ttl);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -52,7 +53,8 @@ struct TermMetrics {
 struct TermOptions {
   const CoordinatorOptions& options;
   Timing timing;
-  std::string secret;
+  // nullptr: it proves nothing, and demands nothing.
+  std::shared_ptr<rpc::Credentials> credentials;
   // Called before each answer; an error is the answer instead. Empty: nobody else can lead.
   std::function<Result<void>()> may_answer = {};
   // nullptr: nobody asks for metrics.

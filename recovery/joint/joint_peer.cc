@@ -26,9 +26,9 @@ async::Task<Result<proto::JointResponse>> JointPeer::try_until(proto::JointReque
                                                                TimePoint give_up) {
   if (client_ == nullptr || !client_->connected()) {
     CO_TRY(const Incarnation expected, Incarnation::from_bytes(node_.incarnation()));
-    CO_TRY(client_,
-           co_await rpc::RpcClient::connect(node_.control_endpoint(), identity_,
-                                            std::min(kConnect, left_until(give_up)), expected));
+    CO_TRY(client_, co_await rpc::RpcClient::connect(node_.control_endpoint(), identity_,
+                                                     std::min(kConnect, left_until(give_up)),
+                                                     expected, proto::ROLE_AGENT));
   }
   const auto client = client_;
   co_return co_await rpc::call<proto::AGENT_JOINT>(client, std::move(request), left_until(give_up));

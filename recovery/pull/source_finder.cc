@@ -147,7 +147,8 @@ async::Task<void> SourceFinder::ask_peer(std::string address, std::optional<std:
                                          std::chrono::milliseconds deadline,
                                          std::optional<Answer>& answer) {
   const auto until = steady_now() + deadline;
-  auto client = co_await rpc::RpcClient::connect(address, environment_.identity, deadline);
+  auto client = co_await rpc::RpcClient::connect(address, environment_.identity, deadline, {},
+                                                 proto::ROLE_AGENT);
   if (!client) {
     answer = fail(std::move(client).error());
     co_return;

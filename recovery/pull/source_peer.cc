@@ -35,8 +35,8 @@ SourcePeer::SourcePeer(proto::Source source, std::shared_ptr<rpc::RpcClient> cli
 async::Task<Result<std::shared_ptr<SourcePeer>>> SourcePeer::connect(
     proto::Source source, rpc::Identity identity, std::chrono::milliseconds deadline) {
   CO_TRY(const Incarnation expected, Incarnation::from_bytes(source.node().incarnation()));
-  auto client = co_await rpc::RpcClient::connect(source.node().control_endpoint(),
-                                                 std::move(identity), deadline, expected);
+  auto client = co_await rpc::RpcClient::connect(
+      source.node().control_endpoint(), std::move(identity), deadline, expected, proto::ROLE_AGENT);
   if (!client) {
     co_return fail(std::move(client).error().with_context(
         fmt::format("source {} at {}", source.node().node_id(), source.node().control_endpoint())));

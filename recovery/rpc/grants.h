@@ -13,10 +13,6 @@
 // on the issuer's monotonic clock. The issuer signs them with the key of its incarnation.
 namespace rekindle::rpc {
 
-// Reads a file of mode 0600 with 16 to 4096 bytes, and cuts surrounding white space. Returns "" for
-// an empty path.
-Result<std::string> read_secret(const std::string& path);
-
 // Signs the grant as its issuer. Sources of protocol 2 know no signatures, so it also gets a MAC
 // under the cluster secret.
 void sign_grant(proto::Grant& grant, const Identity& issuer);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/credentials.h"
 #include "src/base/protocol_range.h"
 #include "src/base/version.h"
 #include "src/crypto/bound_text.h"
@@ -58,6 +59,36 @@ Result<void> check_secrets(const proto::Hello& own, const proto::Hello& peer) {
               describe(with), describe(without));
 }
 
+// An incarnation belongs to a key. Only protocol 2 has incarnations without one.
+Result<void> check_key(const proto::Hello& own, const proto::Hello& peer) {
+  if (!both_sign(own, peer)) return {};
+  if (peer.public_key().size() != crypto::kPublicKeyBytes) {
+    return fail(ErrorCode::kInvalid, "the hello has a key of {} bytes instead of {}",
+                peer.public_key().size(), crypto::kPublicKeyBytes);
+  }
+  if (peer.incarnation() == incarnation_of(peer.public_key()).to_bytes()) return {};
+  return fail(ErrorCode::kDenied, "{} claims an incarnation that is not of its key",
+              describe(peer));
+}
+
+// Everything that a hello says, so that no relay can change it.
+void add_hello(crypto::BoundText& text, const proto::Hello& hello) {
+  text.bytes(hello.nonce()).bytes(hello.public_key());
+  text.u64(static_cast<std::uint64_t>(hello.role())).bytes(hello.node_id());
+  text.bytes(hello.incarnation()).bytes(hello.expected_incarnation());
+  text.u64(hello.epoch()).u64(hello.protocol_min()).u64(hello.protocol_max());
+  text.bytes(hello.software()).u64(hello.authenticated() ? 1 : 0);
+}
+
+std::string signed_text(Side speaker, std::string_view channel, const proto::Hello& speaker_hello,
+                        const proto::Hello& listener_hello) {
+  crypto::BoundText text("rekindle hello v3");
+  text.u64(static_cast<std::uint64_t>(speaker)).bytes(channel);
+  add_hello(text, speaker_hello);
+  add_hello(text, listener_hello);
+  return std::move(text).take();
+}
+
 }  // namespace
 
 std::string_view role_name(proto::Role role) {
@@ -79,7 +110,10 @@ proto::Hello make_hello(const Identity& identity, std::string_view secret,
                         const std::optional<Incarnation>& expected) {
   proto::Hello hello;
   hello.set_protocol_min(kProtocolMin);
-  hello.set_protocol_max(kProtocolMax);
+  // A hello of protocol 2 has no key.
+  const bool signs = identity.key != nullptr && secret.empty();
+  hello.set_protocol_max(signs ? kProtocolMax : kProtocolOfKeys - 1);
+  if (signs) hello.set_public_key(identity.key->public_key());
   hello.set_role(identity.role);
   hello.set_node_id(identity.node_id);
   hello.set_incarnation(identity.incarnation.to_bytes());
@@ -98,6 +132,7 @@ Result<Peer> check_hello(const proto::Hello& own, const proto::Hello& peer) {
   TRY_VOID(check_protocol(own, peer));
   TRY_VOID(check_secrets(own, peer));
   TRY(const auto incarnation, Incarnation::from_bytes(peer.incarnation()));
+  TRY_VOID(check_key(own, peer));
   if (!peer.expected_incarnation().empty() && peer.expected_incarnation() != own.incarnation()) {
     return fail(ErrorCode::kStale,
                 "{} has restarted since it was looked up (another incarnation answers); look it "
@@ -109,7 +144,12 @@ Result<Peer> check_hello(const proto::Hello& own, const proto::Hello& peer) {
   result.node_id = peer.node_id();
   result.incarnation = incarnation;
   result.epoch = peer.epoch();
+  if (both_sign(own, peer)) result.public_key = peer.public_key();
   return result;
+}
+
+bool both_sign(const proto::Hello& own, const proto::Hello& peer) {
+  return std::min(own.protocol_max(), peer.protocol_max()) >= kProtocolOfKeys;
 }
 
 Result<void> check_expected(const std::optional<Incarnation>& expected, const Peer& peer) {
@@ -139,6 +179,37 @@ Result<void> check_proof(const proto::HelloProof& proof, std::string_view secret
   return fail(ErrorCode::kDenied,
               "{} and {} have different cluster secrets; give both the same --secret-file",
               describe(speaker_hello), describe(listener_hello));
+}
+
+std::string sign_hello(const crypto::SigningKey& key, Side speaker, std::string_view channel,
+                       const proto::Hello& speaker_hello, const proto::Hello& listener_hello) {
+  return key.sign(signed_text(speaker, channel, speaker_hello, listener_hello));
+}
+
+Result<void> check_signature(const proto::HelloProof& proof, Side speaker, std::string_view channel,
+                             const proto::Hello& speaker_hello,
+                             const proto::Hello& listener_hello) {
+  if (crypto::verify(speaker_hello.public_key(),
+                     signed_text(speaker, channel, speaker_hello, listener_hello),
+                     proof.signature())) {
+    return {};
+  }
+  return fail(ErrorCode::kDenied,
+              "{} has not signed its hello with the key of its incarnation, or a relay stands "
+              "between both ends",
+              describe(speaker_hello));
+}
+
+Identity make_identity(proto::Role role, std::string node_id,
+                       std::shared_ptr<Credentials> credentials) {
+  Identity identity;
+  identity.role = role;
+  identity.node_id = std::move(node_id);
+  identity.key = std::make_shared<const crypto::SigningKey>(crypto::SigningKey::generate());
+  identity.incarnation = incarnation_of(identity.key->public_key());
+  identity.secret = credentials == nullptr ? std::string() : credentials->secret();
+  identity.credentials = std::move(credentials);
+  return identity;
 }
 
 Incarnation incarnation_of(std::string_view public_key) {

@@ -22,14 +22,16 @@
 #include "src/crypto/signing_key.h"
 
 // Framed protobuf over TCP or unix sockets (docs/reference/wire.md): 4-byte length, 16 MiB cap
-// checked before allocating, a hello from both ends (and an HMAC challenge when a cluster secret is
-// set), then calls with deadlines. Everything of one connection runs on one executor; all waits
-// have deadlines.
+// checked before allocating, TLS where the ends have a secret or certificates, a signed hello from
+// both ends, then calls with deadlines. Everything of one connection runs on one executor; all
+// waits have deadlines.
 namespace rekindle::rpc {
 
 inline constexpr std::uint32_t kMaxFrameBytes = 16u << 20;
 // A frame that has begun must end within this time.
 inline constexpr std::chrono::milliseconds kFrameDeadline{5000};
+
+class Credentials;
 
 // The identity of this process, the same for all its connections.
 struct Identity {
@@ -40,14 +42,19 @@ struct Identity {
   // Made when the process starts, and known to it alone. It proves that a connection belongs to
   // this incarnation, and signs grants.
   std::shared_ptr<const crypto::SigningKey> key = {};
-  // The cluster secret; "" for none.
+  // The first cluster secret when the process began; "" for none.
   std::string secret;
+  // What it proves on TCP connections, and demands from peers. nullptr: nothing.
+  std::shared_ptr<Credentials> credentials = {};
   // Returns the highest epoch of a coordinator that this process has heard of; may be empty.
   std::function<std::uint64_t()> epoch;
   // Receives the epoch of each accepted hello; may be empty.
   std::function<void(std::uint64_t epoch)> heard_epoch = {};
 };
 
+// Makes a key, and the incarnation of it.
+Identity make_identity(proto::Role role, std::string node_id,
+                       std::shared_ptr<Credentials> credentials = {});
 // The incarnation of the process that has this key. Nobody else can prove to be it.
 Incarnation incarnation_of(std::string_view public_key);
 
@@ -69,6 +76,8 @@ struct Peer {
   // alternative names: "spiffe://example.org/rekindle/agent/gpu-7", "dns:gpu-7.example.org". Of a
   // secret "secret:" and its key id. Of a local user "uid:1000". Empty without a proof.
   std::vector<std::string> principals = {};
+  // The connection is encrypted.
+  bool encrypted = false;
   // The key of its incarnation; "": a release before protocol 3.
   std::string public_key = {};
   // Of the call that is being served: the parent of the operations that it causes.
@@ -143,10 +152,11 @@ class RpcClient {
   virtual void close() = 0;
 
   // DNS, connect and hello together within `deadline`. `address`: "host:port" or "unix:/path".
-  // kStale: another incarnation than `expected` answers.
+  // kStale: another incarnation than `expected` answers. kDenied: the ends do not accept each
+  // other, or the certificate of the server is for another role than `wanted`.
   static async::Task<Result<std::shared_ptr<RpcClient>>> connect(
       std::string address, Identity identity, std::chrono::milliseconds deadline,
-      std::optional<Incarnation> expected = {});
+      std::optional<Incarnation> expected = {}, proto::Role wanted = proto::ROLE_UNKNOWN);
 };
 
 template <typename Message>

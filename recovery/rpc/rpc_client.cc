@@ -4,6 +4,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <unistd.h>
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/as_tuple.hpp>
@@ -15,9 +16,11 @@
 
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/credentials.h"
 #include "recovery/rpc/handshake.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/rpc/rpc_connection.h"
+#include "recovery/rpc/tls.h"
 #include "src/base/log.h"
 
 namespace rekindle::rpc {
@@ -222,21 +225,64 @@ async::Task<Result<proto::Frame>> read_handshake(std::shared_ptr<Connection> con
   co_return frame;
 }
 
-async::Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Identity identity,
-                                bool is_unix, std::optional<Incarnation> expected) {
-  const std::string secret = is_unix ? std::string() : identity.secret;
+// What a caller says on a new connection.
+struct Greeting {
+  Identity identity;
+  bool is_unix = false;
+  // "" unless the connection is of protocol 2.
+  std::string secret;
+  std::optional<Incarnation> expected;
+  proto::Role wanted = proto::ROLE_UNKNOWN;
+};
+
+// A proof that the server sends after its hello, and ours.
+async::Task<Result<void>> exchange_signatures(std::shared_ptr<Connection> connection,
+                                              std::shared_ptr<const crypto::SigningKey> key,
+                                              proto::Hello own, proto::Hello theirs) {
+  CO_TRY(const std::string channel, connection->channel());
+  CO_TRY(const proto::Frame proof, co_await read_handshake(connection, proto::Frame::kProof));
+  CO_TRY_VOID(check_signature(proof.proof(), Side::kServer, channel, theirs, own));
+  proto::Frame answer;
+  answer.mutable_proof()->set_signature(sign_hello(*key, Side::kCaller, channel, own, theirs));
+  co_return connection->send(answer);
+}
+
+async::Task<Result<void>> exchange_macs(std::shared_ptr<Connection> connection, std::string secret,
+                                        proto::Hello own, proto::Hello theirs) {
+  proto::Frame proof;
+  proof.mutable_proof()->set_mac(make_proof(secret, Side::kCaller, own, theirs));
+  CO_TRY_VOID(connection->send(proof));
+  CO_TRY(const proto::Frame answer, co_await read_handshake(connection, proto::Frame::kProof));
+  co_return check_proof(answer.proof(), secret, Side::kServer, theirs, own);
+}
+
+async::Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Greeting greeting) {
+  const Identity& identity = greeting.identity;
+  Peer proven;
+  CO_TRY_VOID(connection->prove(proven));
   proto::Frame own;
-  *own.mutable_hello() = make_hello(identity, secret, expected);
+  *own.mutable_hello() = make_hello(identity, greeting.secret, greeting.expected);
   CO_TRY_VOID(connection->send(own));
   CO_TRY(const proto::Frame answer, co_await read_handshake(connection, proto::Frame::kHello));
   CO_TRY(Peer peer, check_hello(own.hello(), answer.hello()));
-  CO_TRY_VOID(check_expected(expected, peer));
-  if (!secret.empty()) {
-    proto::Frame proof;
-    proof.mutable_proof()->set_mac(make_proof(secret, Side::kCaller, own.hello(), answer.hello()));
-    CO_TRY_VOID(connection->send(proof));
-    CO_TRY(const proto::Frame theirs, co_await read_handshake(connection, proto::Frame::kProof));
-    CO_TRY_VOID(check_proof(theirs.proof(), secret, Side::kServer, answer.hello(), own.hello()));
+  CO_TRY_VOID(check_expected(greeting.expected, peer));
+  peer.proof = proven.proof;
+  peer.principals = std::move(proven.principals);
+  peer.encrypted = proven.encrypted;
+  CO_TRY_VOID(check_certified_name(peer, greeting.wanted));
+  if (both_sign(own.hello(), answer.hello())) {
+    auto signing = exchange_signatures(connection, identity.key, own.hello(), answer.hello());
+    CO_TRY_VOID(co_await std::move(signing));
+  } else if (!greeting.secret.empty()) {
+    auto proving = exchange_macs(connection, greeting.secret, own.hello(), answer.hello());
+    CO_TRY_VOID(co_await std::move(proving));
+    peer.proof = Proof::kSecret;
+    peer.principals = {"secret:" + SharedKey(greeting.secret).id};
+  }
+  if (greeting.is_unix) {
+    peer.local_user = true;
+    peer.proof = Proof::kLocalUser;
+    peer.principals = {fmt::format("uid:{}", ::geteuid())};
   }
   if (identity.heard_epoch) identity.heard_epoch(peer.epoch);
   co_return peer;
@@ -294,31 +340,85 @@ async::Task<Result<Socket>> open_socket(std::string address, TimePoint deadline)
   co_return socket;
 }
 
+struct Greeted {
+  std::shared_ptr<Connection> connection;
+  Peer peer;
+};
+
+// `met_plain_peer` becomes true when this end wants TLS and the server does not speak it.
+async::Task<Result<Greeted>> connect_once(std::string address, Greeting greeting, bool tls,
+                                          TimePoint until, bool& met_plain_peer) {
+  CO_TRY(Socket socket, co_await open_socket(address, until));
+  auto connection = Connection::create(std::move(socket));
+  connection->set_handshake_deadline(until);
+  if (tls) {
+    CO_TRY(const HostPort target, HostPort::parse(address));
+    auto context = greeting.identity.credentials->context();
+    auto connecting = connection->connect_tls(std::move(context), target.host);
+    if (const auto secured = co_await std::move(connecting); !secured) {
+      Error reason = secured.error();
+      met_plain_peer = connection->met_plain_peer();
+      if (met_plain_peer) {
+        // A server that has no room says so in plain.
+        auto reading = read_handshake(connection, proto::Frame::kHello);
+        const auto frame = co_await std::move(reading);
+        if (!frame && frame.error().code() == ErrorCode::kExhausted) {
+          met_plain_peer = false;
+          reason = frame.error();
+        }
+      }
+      connection->close(reason);
+      co_return fail(std::move(reason));
+    }
+  }
+  auto greeted = greet(connection, std::move(greeting));
+  auto peer = co_await std::move(greeted);
+  if (!peer) {
+    connection->close(peer.error());
+    co_return fail(std::move(peer).error());
+  }
+  connection->set_handshake_deadline(std::nullopt);
+  connection->raise_frame_cap();
+  co_return Greeted{std::move(connection), std::move(*peer)};
+}
+
+// A server of a release before TLS, or one without a proof, is called in plain if the options allow
+// it.
+async::Task<Result<Greeted>> connect_allowed(std::string address, Greeting greeting,
+                                             TimePoint until) {
+  const auto credentials = greeting.is_unix ? nullptr : greeting.identity.credentials;
+  bool met_plain_peer = false;
+  auto first = connect_once(address, greeting, credentials != nullptr, until, met_plain_peer);
+  auto greeted = co_await std::move(first);
+  if (greeted || !met_plain_peer) co_return greeted;
+  if (credentials->admits_protocol_2()) {
+    greeting.secret = credentials->secret();
+  } else if (!credentials->admits_strangers()) {
+    co_return greeted;
+  }
+  auto second = connect_once(address, greeting, false, until, met_plain_peer);
+  co_return co_await std::move(second);
+}
+
 }  // namespace
 
 async::Task<Result<std::shared_ptr<RpcClient>>> RpcClient::connect(
     std::string address, Identity identity, std::chrono::milliseconds deadline,
-    std::optional<Incarnation> expected) {
-  const std::string context = fmt::format("connect {}", address);
+    std::optional<Incarnation> expected, proto::Role wanted) {
   const bool is_unix = address.starts_with(kUnixPrefix);
   const TimePoint until = steady_clock::now() + deadline;
-  auto socket = co_await open_socket(address, until);
-  if (!socket) co_return fail(std::move(socket).error().with_context(context));
-  auto connection = Connection::create(std::move(*socket));
-  connection->set_handshake_deadline(until);
-  auto peer = co_await greet(connection, std::move(identity), is_unix, expected);
-  if (!peer) {
-    connection->close(peer.error());
-    co_return fail(std::move(peer).error().with_context(context));
+  Greeting greeting{std::move(identity), is_unix, "", expected, wanted};
+  auto connecting = connect_allowed(address, std::move(greeting), until);
+  auto greeted = co_await std::move(connecting);
+  if (!greeted) {
+    co_return fail(std::move(greeted).error().with_context(fmt::format("connect {}", address)));
   }
-  connection->set_handshake_deadline(std::nullopt);
-  connection->raise_frame_cap();
-  peer->address = is_unix ? "unix" : address;
-  peer->local_user = is_unix;
+  Peer& peer = greeted->peer;
+  peer.address = is_unix ? "unix" : address;
   std::string name =
-      peer->node_id.empty() ? address : fmt::format("{} at {}", peer->node_id, address);
-  auto core =
-      std::make_shared<ClientCore>(std::move(connection), std::move(*peer), std::move(name));
+      peer.node_id.empty() ? address : fmt::format("{} at {}", peer.node_id, address);
+  auto core = std::make_shared<ClientCore>(std::move(greeted->connection), std::move(peer),
+                                           std::move(name));
   core->start();
   co_return std::make_shared<Client>(std::move(core));
 }

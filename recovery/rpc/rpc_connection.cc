@@ -9,10 +9,13 @@
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/ssl/error.hpp>
+#include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 
 #include "recovery/rpc/handshake.h"
+#include "recovery/rpc/tls.h"
 
 namespace rekindle::rpc {
 
@@ -34,6 +37,15 @@ constexpr std::chrono::milliseconds kOwnPause{500};
 
 }  // namespace
 
+// The session outlives the stream, which calls it.
+class TlsStream {
+ public:
+  TlsStream(Socket& socket, std::shared_ptr<const TlsContext> context, Side side, std::string host)
+      : session(std::move(context), side, std::move(host)), stream(socket, session.make_ssl()) {}
+  TlsSession session;
+  asio::ssl::stream<Socket&> stream;
+};
+
 void set_tcp_options(Socket& socket) {
   const auto set = [&](int level, int option, int value) {
     (void)::setsockopt(socket.native_handle(), level, option, &value, sizeof value);
@@ -46,11 +58,15 @@ void set_tcp_options(Socket& socket) {
 }
 
 Error socket_error(const boost::system::error_code& error, std::string_view what) {
-  if (error == asio::error::eof) {
+  // TLS ends without a farewell: frames have lengths, so nothing can be cut off unseen.
+  if (error == asio::error::eof || error == asio::ssl::error::stream_truncated) {
     return {ErrorCode::kPeerLost, fmt::format("{}: the peer closed the connection", what)};
   }
   if (error == asio::error::operation_aborted) {
     return {ErrorCode::kPeerLost, fmt::format("{}: connection closed", what)};
+  }
+  if (error.category() == asio::error::get_ssl_category()) {
+    return {ErrorCode::kPeerLost, fmt::format("{}: TLS: {}", what, error.message())};
   }
   return errno_error(error.value(), what);
 }
@@ -73,6 +89,72 @@ Failure Connection::failed(Error error) {
   return fail(close_reason_);
 }
 
+async::Task<std::pair<boost::system::error_code, std::size_t>> Connection::read_some() {
+  if (tls_ != nullptr) {
+    const auto [error, size] =
+        co_await tls_->stream.async_read_some(asio::buffer(chunk_), kUseTuple);
+    co_return std::pair(error, size);
+  }
+  const auto [error, size] = co_await socket_.async_read_some(asio::buffer(chunk_), kUseTuple);
+  co_return std::pair(error, size);
+}
+
+async::Task<Result<void>> Connection::connect_tls(std::shared_ptr<const TlsContext> context,
+                                                  std::string host) {
+  tls_ = std::make_unique<TlsStream>(socket_, std::move(context), Side::kCaller, std::move(host));
+  auto shaking = shake_hands(true, 0);
+  auto shaken = co_await std::move(shaking);
+  const std::string plain =
+      shaken ? std::string() : tls_->session.plain_bytes(tls_->stream.native_handle());
+  if (!plain.empty() && !closed_) {
+    met_plain_peer_ = true;
+    tls_.reset();
+    decoder_.feed(plain);
+  }
+  co_return shaken;
+}
+
+async::Task<Result<bool>> Connection::sees_tls() {
+  const auto self = shared_from_this();
+  const auto [error, size] = co_await read_some();
+  if (closed_) co_return fail(close_reason_);
+  if (error) co_return failed(socket_error(error, "read"));
+  if (size > 0 && chunk_.front() == kTlsFirstByte) {
+    first_bytes_ = size;
+    co_return true;
+  }
+  decoder_.feed({chunk_.data(), size});
+  co_return false;
+}
+
+async::Task<Result<void>> Connection::accept_tls(std::shared_ptr<const TlsContext> context) {
+  tls_ = std::make_unique<TlsStream>(socket_, std::move(context), Side::kServer, "");
+  co_return co_await shake_hands(false, first_bytes_);
+}
+
+// The watch of the handshake's deadline closes the socket, which ends this.
+async::Task<Result<void>> Connection::shake_hands(bool as_caller, std::size_t received) {
+  const auto self = shared_from_this();
+  const auto type = as_caller ? asio::ssl::stream_base::client : asio::ssl::stream_base::server;
+  const auto [error, used] =
+      co_await tls_->stream.async_handshake(type, asio::buffer(chunk_.data(), received), kUseTuple);
+  if (closed_) co_return fail(close_reason_);
+  if (!error) co_return Result<void>();
+  tls_failed_ = true;
+  if (error.category() != asio::error::get_ssl_category()) {
+    co_return fail(socket_error(error, "TLS handshake"));
+  }
+  co_return fail(tls_->session.failure(static_cast<unsigned long>(error.value()), error.message()));
+}
+
+Result<void> Connection::prove(Peer& peer) const {
+  return tls_ == nullptr ? Result<void>() : tls_->session.prove(tls_->stream.native_handle(), peer);
+}
+
+Result<std::string> Connection::channel() const {
+  return tls_ == nullptr ? std::string() : channel_binding(tls_->stream.native_handle());
+}
+
 async::Task<Result<proto::Frame>> Connection::read() {
   const auto self = shared_from_this();
   for (;;) {
@@ -89,7 +171,7 @@ async::Task<Result<proto::Frame>> Connection::read() {
       chunk_.resize(kLargeChunkBytes);
     }
     watch_reads();
-    auto [error, size] = co_await socket_.async_read_some(asio::buffer(chunk_), kUseTuple);
+    const auto [error, size] = co_await read_some();
     if (closed_) co_return fail(close_reason_);
     if (error) co_return failed(socket_error(error, "read"));
     decoder_.feed({chunk_.data(), size});
@@ -114,9 +196,14 @@ void Connection::write_next() {
   writing_ = true;
   write_deadline_ = steady_clock::now() + kFrameDeadline;
   watch_writes();
-  asio::async_write(socket_, asio::buffer(queue_.front()),
-                    [self = shared_from_this()](const boost::system::error_code& error,
-                                                std::size_t) { self->on_written(error); });
+  auto written = [self = shared_from_this()](const boost::system::error_code& error, std::size_t) {
+    self->on_written(error);
+  };
+  if (tls_ != nullptr) {
+    asio::async_write(tls_->stream, asio::buffer(queue_.front()), std::move(written));
+  } else {
+    asio::async_write(socket_, asio::buffer(queue_.front()), std::move(written));
+  }
 }
 
 void Connection::on_written(const boost::system::error_code& error) {
@@ -165,7 +252,7 @@ async::Task<bool> Connection::wait_for_room(TimePoint deadline) {
 
 async::Task<void> Connection::refuse(Error error) {
   const auto self = shared_from_this();
-  (void)send(refusal_frame(error));
+  if (!tls_failed_) (void)send(refusal_frame(error));
   const TimePoint deadline = steady_clock::now() + kRefusalLinger;
   set_handshake_deadline(deadline);
   while (!closed_ && !queue_.empty()) co_await sleep_until_woken(deadline);
@@ -180,6 +267,8 @@ async::Task<void> Connection::refuse(Error error) {
 }
 
 void Connection::refuse_now(const Error& error) {
+  // A caller that begins TLS reads a plain refusal, too. Within TLS nothing can be sent at once.
+  if (tls_ != nullptr) return close(error);
   if (const auto bytes = encode_frame(refusal_frame(error))) {
     boost::system::error_code ignored;
     socket_.non_blocking(true, ignored);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <boost/asio/any_io_executor.hpp>
@@ -20,6 +21,8 @@
 namespace rekindle::rpc {
 
 using Socket = boost::asio::generic::stream_protocol::socket;
+class TlsStream;
+struct TlsContext;
 
 // One framed connection, either end. Everything happens on the executor's one thread. One coroutine
 // reads at a time. Any number of send() calls write, in their order. Deadlines bound a frame that
@@ -33,6 +36,20 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   static std::shared_ptr<Connection> create(Socket socket);
   ~Connection();
+
+  // A caller begins TLS. kDenied: the ends do not accept each other. met_plain_peer(): the server
+  // speaks without TLS; its refusal may be read.
+  async::Task<Result<void>> connect_tls(std::shared_ptr<const TlsContext> context,
+                                        std::string host);
+  bool met_plain_peer() const { return met_plain_peer_; }
+  // A server reads the first bytes: does the caller begin TLS?
+  async::Task<Result<bool>> sees_tls();
+  // After sees_tls() was true. kDenied as above.
+  async::Task<Result<void>> accept_tls(std::shared_ptr<const TlsContext> context);
+  // Fills in what TLS has proven about the peer. Without TLS nothing.
+  Result<void> prove(Peer& peer) const;
+  // Ties a signature to this TLS connection; "" without TLS.
+  Result<std::string> channel() const;
 
   // The next frame. kPeerLost: the peer has closed the connection. kTimeout: a deadline has passed;
   // the connection is closed. kInvalid: the bytes are not the protocol; refuse() or close() it.
@@ -64,6 +81,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   explicit Connection(Socket socket);
+  async::Task<std::pair<boost::system::error_code, std::size_t>> read_some();
+  async::Task<Result<void>> shake_hands(bool as_caller, std::size_t received);
   void write_next();
   void on_written(const boost::system::error_code& error);
   void watch_reads();
@@ -76,6 +95,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Failure failed(Error error);
 
   Socket socket_;
+  // nullptr: frames are plain. It refers to socket_.
+  std::unique_ptr<TlsStream> tls_;
+  // Nothing can be sent on it.
+  bool tls_failed_ = false;
+  bool met_plain_peer_ = false;
+  // Of the first bytes, which are in chunk_ until they are used.
+  std::size_t first_bytes_ = 0;
   FrameDecoder decoder_{kMaxHelloFrameBytes};
   std::vector<char> chunk_;
   bool closed_ = false;

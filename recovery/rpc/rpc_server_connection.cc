@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <unistd.h>
+
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/bind_cancellation_slot.hpp>
@@ -13,8 +15,10 @@
 #include "recovery/metrics/metrics.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/credentials.h"
 #include "recovery/rpc/handshake.h"
 #include "recovery/rpc/rpc_connection.h"
+#include "recovery/rpc/tls.h"
 #include "src/base/log.h"
 
 namespace rekindle::rpc {
@@ -95,32 +99,96 @@ void log_refusal(ServerShared& shared, const std::string& address, const Error& 
 
 }  // namespace
 
+async::Task<Result<void>> ServerConnection::secure() {
+  const auto& credentials = shared_->identity.credentials;
+  CO_TRY(uses_tls_, co_await connection_->sees_tls());
+  const std::string_view self = role_name(shared_->identity.role);
+  if (!uses_tls_) {
+    if (credentials == nullptr || credentials->admits_strangers() ||
+        credentials->admits_protocol_2()) {
+      co_return Result<void>();
+    }
+    co_return fail(ErrorCode::kDenied,
+                   "this {} talks to peers with its cluster secret or a certificate only; give the "
+                   "caller --secret-file, or --tls-cert, --tls-key and --tls-ca (a release before "
+                   "protocol {}: see --admit-protocol-2)",
+                   self, kProtocolOfKeys);
+  }
+  if (credentials == nullptr) {
+    uses_tls_ = false;
+    co_return fail(ErrorCode::kDenied,
+                   "this {} has neither a secret nor a certificate, but the caller has; give it "
+                   "the same --secret-file, or certificates",
+                   self);
+  }
+  auto accepting = connection_->accept_tls(credentials->context());
+  CO_TRY_VOID(co_await std::move(accepting));
+  co_return connection_->prove(peer_);
+}
+
+Result<std::string> ServerConnection::plain_secret(const proto::Hello& theirs) const {
+  const auto& credentials = shared_->identity.credentials;
+  if (uses_tls_ || !unix_path_.empty() || credentials == nullptr) return std::string();
+  if (credentials->admits_protocol_2() && theirs.authenticated()) return credentials->secret();
+  if (credentials->admits_strangers()) return std::string();
+  return fail(ErrorCode::kDenied,
+              "peers of protocol 2 must prove the cluster secret; give the caller --secret-file");
+}
+
+async::Task<Result<void>> ServerConnection::exchange_proofs(std::string secret, proto::Frame own,
+                                                            proto::Frame theirs) {
+  const bool signs = both_sign(own.hello(), theirs.hello());
+  CO_TRY_VOID(connection_->send(own));
+  if (!signs && secret.empty()) co_return Result<void>();
+  CO_TRY(const std::string channel, connection_->channel());
+  proto::Frame answer;
+  if (signs) {
+    answer.mutable_proof()->set_signature(
+        sign_hello(*shared_->identity.key, Side::kServer, channel, own.hello(), theirs.hello()));
+    CO_TRY_VOID(connection_->send(answer));
+  }
+  CO_TRY(const proto::Frame proof, co_await connection_->read());
+  if (proof.kind_case() != proto::Frame::kProof) {
+    co_return fail(ErrorCode::kInvalid, "the caller's proof must follow the hello");
+  }
+  if (signs) {
+    co_return check_signature(proof.proof(), Side::kCaller, channel, theirs.hello(), own.hello());
+  }
+  CO_TRY_VOID(check_proof(proof.proof(), secret, Side::kCaller, theirs.hello(), own.hello()));
+  answer.mutable_proof()->set_mac(make_proof(secret, Side::kServer, own.hello(), theirs.hello()));
+  co_return connection_->send(answer);
+}
+
 async::Task<Result<void>> ServerConnection::greet() {
   const bool is_unix = !unix_path_.empty();
-  if (is_unix) CO_TRY_VOID(check_peer_uid(connection_->socket().native_handle(), unix_path_));
-  const std::string secret = is_unix ? std::string() : shared_->identity.secret;
+  if (is_unix) {
+    CO_TRY_VOID(check_peer_uid(connection_->socket().native_handle(), unix_path_));
+    peer_.local_user = true;
+    peer_.proof = Proof::kLocalUser;
+    peer_.principals = {fmt::format("uid:{}", ::geteuid())};
+  } else {
+    CO_TRY_VOID(co_await secure());
+  }
   CO_TRY(const proto::Frame theirs, co_await connection_->read());
   if (theirs.kind_case() != proto::Frame::kHello) {
     co_return fail(ErrorCode::kInvalid, "a connection must begin with a hello");
   }
+  CO_TRY(const std::string secret, plain_secret(theirs.hello()));
   proto::Frame own;
   *own.mutable_hello() = make_hello(shared_->identity, secret, std::nullopt);
   CO_TRY(Peer peer, check_hello(own.hello(), theirs.hello()));
-  if (!secret.empty()) {
-    CO_TRY_VOID(connection_->send(own));
-    CO_TRY(const proto::Frame proof, co_await connection_->read());
-    if (proof.kind_case() != proto::Frame::kProof) {
-      co_return fail(ErrorCode::kInvalid, "the proof of the cluster secret must follow the hello");
-    }
-    CO_TRY_VOID(check_proof(proof.proof(), secret, Side::kCaller, theirs.hello(), own.hello()));
-    proto::Frame answer;
-    answer.mutable_proof()->set_mac(make_proof(secret, Side::kServer, own.hello(), theirs.hello()));
-    CO_TRY_VOID(connection_->send(answer));
-  } else {
-    CO_TRY_VOID(connection_->send(own));
-  }
   peer.address = peer_.address;
-  peer.local_user = is_unix;
+  peer.local_user = peer_.local_user;
+  peer.proof = peer_.proof;
+  peer.principals = peer_.principals;
+  peer.encrypted = peer_.encrypted;
+  CO_TRY_VOID(check_certified_name(peer, proto::ROLE_UNKNOWN));
+  auto proving = exchange_proofs(secret, own, theirs);
+  CO_TRY_VOID(co_await std::move(proving));
+  if (!secret.empty()) {
+    peer.proof = Proof::kSecret;
+    peer.principals = {"secret:" + SharedKey(secret).id};
+  }
   peer_ = std::move(peer);
   if (shared_->identity.heard_epoch) shared_->identity.heard_epoch(peer_.epoch);
   co_return Result<void>();

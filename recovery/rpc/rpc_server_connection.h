@@ -60,6 +60,12 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   class Events;
 
   async::Task<Result<void>> greet();
+  // TLS, or the end of a caller that has to use it.
+  async::Task<Result<void>> secure();
+  // The secret that a plain caller has to prove, "" for none.
+  Result<std::string> plain_secret(const proto::Hello& theirs) const;
+  async::Task<Result<void>> exchange_proofs(std::string secret, proto::Frame own,
+                                            proto::Frame theirs);
   void on_request(proto::Request request);
   // The span of a call that belongs to a trace.
   trace::RunningSpan begin_span(const proto::Request& request) const;
@@ -85,6 +91,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   std::string unix_path_;
   Peer peer_;
   bool greeted_ = false;
+  bool uses_tls_ = false;
   std::unordered_map<std::uint64_t, std::shared_ptr<Call>> calls_;
 };
 

@@ -78,10 +78,8 @@ async::Task<Result<void>> join(rpc::Identity identity, std::shared_ptr<rpc::RpcC
 }
 
 async::Task<void> agent(std::size_t index, Run& run) {
-  rpc::Identity identity;
-  identity.role = proto::ROLE_AGENT;
-  identity.node_id = fmt::format("n{}", index);
-  identity.incarnation = Incarnation::random();
+  const rpc::Identity identity =
+      rpc::make_identity(proto::ROLE_AGENT, fmt::format("n{}", index), run.credentials);
   std::shared_ptr<rpc::RpcClient> client;
   const auto joined = co_await join(identity, client, run);
   if (!joined) {

@@ -118,11 +118,7 @@ class MetadataServer {
 
  private:
   boost::asio::io_context io_;
-  rpc::Identity identity_{.role = proto::ROLE_AGENT,
-                          .node_id = "source",
-                          .incarnation = Incarnation::random(),
-                          .secret = "",
-                          .epoch = {}};
+  const rpc::Identity identity_ = rpc::make_identity(proto::ROLE_AGENT, "source");
   std::unique_ptr<rpc::RpcServer> server_ = rpc::RpcServer::create(io_.get_executor(), identity_);
   std::map<int, std::string> pages_;
   proto::OpenDirectResponse found_;
@@ -200,9 +196,7 @@ struct Bench {
 
   Bench() {
     environment.executor = io.get_executor();
-    environment.identity.role = proto::ROLE_PULLER;
-    environment.identity.node_id = "puller";
-    environment.identity.incarnation = Incarnation::random();
+    environment.identity = rpc::make_identity(proto::ROLE_PULLER, "puller");
     environment.store = store.get();
     environment.digest_pool = &digests;
     environment.blocking_pool = &blocking;

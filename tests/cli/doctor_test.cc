@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "src/base/unique_fd.h"
+#include "tests/recovery/rpc_certificates.h"
 #include "tests/support/process.h"
 
 namespace rekindle::cli::doctor {
@@ -177,12 +178,30 @@ TEST_F(Doctor, APortInUseIsFound) {
 }
 
 TEST_F(Doctor, ASecretThatOthersCanReadFails) {
-  EXPECT_EQ(check_secret("").level, Level::kWarn);
+  EXPECT_EQ(check_identity({}).level, Level::kWarn);
   file("secret", "0123456789abcdef0123456789abcdef");
+  rpc::CredentialOptions options;
+  options.secret_file = (dir_ / "secret").string();
   std::filesystem::permissions(dir_ / "secret", std::filesystem::perms(0644));
-  EXPECT_EQ(check_secret((dir_ / "secret").string()).level, Level::kFail);
+  EXPECT_EQ(check_identity(options).level, Level::kFail);
   std::filesystem::permissions(dir_ / "secret", std::filesystem::perms(0600));
-  EXPECT_EQ(check_secret((dir_ / "secret").string()).level, Level::kOk);
+  EXPECT_EQ(check_identity(options).level, Level::kOk);
+}
+
+TEST_F(Doctor, ACertificateThatEndsSoonIsNamed) {
+  const rpc::testing::TestDirectory directory;
+  rpc::testing::TestAuthority authority(directory, "fleet");
+  constexpr long kDay = 86400;
+  const auto check = [&](long begins_s, long ends_s) {
+    return check_identity(authority.issue("a", {.begins_s = begins_s, .ends_s = ends_s}));
+  };
+  EXPECT_EQ(check(-kDay, 100 * kDay).level, Level::kOk);
+  EXPECT_EQ(check(-100 * kDay, 13 * kDay).level, Level::kWarn);
+  EXPECT_EQ(check(-3600, 80000).level, Level::kOk) << "of a short life";
+  EXPECT_EQ(check(-80000, 3600).level, Level::kWarn);
+  EXPECT_EQ(check(-kDay, -60).level, Level::kFail);
+  EXPECT_NE(check(-kDay, 100 * kDay).found.find("dns:localhost, for 99 more days"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -35,10 +35,7 @@ class SlowCoordinator {
     span_.name = "update";
     span_.attributes = {{std::string(trace::kOperation), std::string("update")},
                         {std::string(trace::kSubject), std::string("m@1")}};
-    rpc::Identity identity;
-    identity.role = proto::ROLE_COORDINATOR;
-    identity.node_id = "coordinator";
-    identity.incarnation = Incarnation::random();
+    const rpc::Identity identity = rpc::make_identity(proto::ROLE_COORDINATOR, "coordinator");
     server_ = rpc::RpcServer::create(io_.get_executor(), identity);
     rpc::handle<proto::FIND_TRACE>(
         *server_, [this](const rpc::Peer&, const proto::TraceRequest& request, const rpc::Events&) {

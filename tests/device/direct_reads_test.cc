@@ -60,6 +60,8 @@ class SourceHost {
       keys_.push_back(source_->registry().add(segments_.back(), files_[i].get(), 0, {}, nullptr));
     }
     auto identity = rpc::testing::make_identity(proto::ROLE_AGENT, name);
+    // Without a key it speaks protocol 2, where any incarnation may be claimed.
+    identity.key = nullptr;
     identity.incarnation = source_->target(SessionToken::random()).incarnation;
     server_ = rpc::RpcServer::create(loop_.executor(), std::move(identity));
     rpc::handle<proto::AGENT_OPEN_SESSION>(

@@ -94,9 +94,7 @@ proto::HeartbeatRequest heartbeat_of(const Played& played) {
 }
 
 async::Task<void> play(Played played, Crowd& crowd) {
-  played.identity.role = proto::ROLE_AGENT;
-  played.identity.node_id = played.name;
-  played.identity.incarnation = Incarnation::random();
+  played.identity = rpc::make_identity(proto::ROLE_AGENT, played.name);
   const auto joined = co_await join(crowd.address, played);
   if (!joined) {
     fmt::print(stderr, "{}: {}\n", played.name, joined.error().message());

@@ -186,7 +186,7 @@ TEST(CliSurface, DoctorJsonNamesEveryCheck) {
     EXPECT_NE(check["found"], "");
   }
   for (const char* name : {"memlock", "store", "huge pages", "network", "rdma", "gpu", "numa",
-                           "port 7300", "port 7400", "open files", "build", "secret"}) {
+                           "port 7300", "port 7400", "open files", "build", "identity"}) {
     EXPECT_THAT(names, ::testing::Contains(name));
   }
 }
@@ -197,7 +197,7 @@ TEST(CliSurface, DoctorFailsOnWhatMustBeFixed) {
   std::filesystem::permissions(dir / "secret", std::filesystem::perms(0644));
   const Finished done = rekindle({"doctor", "--secret-file", dir / "secret"});
   EXPECT_EQ(done.exit.code, 1);
-  EXPECT_THAT(done.out, HasSubstr("fail  secret"));
+  EXPECT_THAT(done.out, HasSubstr("fail  identity"));
 }
 
 TEST(CliSurface, CompletionCompletesCommandsOptionsAndValues) {

@@ -209,8 +209,8 @@ class AdvertisedAddress : public ::testing::Test {
   // What the agent tells. Its log is in `log_` afterwards.
   std::string advertised(const std::string& listen, const std::string& coordinators) {
     const std::string command =
-        std::string(kAddresses) + " && exec " REKINDLE_BINARY " agent --listen " + listen +
-        " --store " + (dir_ / "a").string() + " --coordinator " + coordinators;
+        std::string(kAddresses) + " && exec " REKINDLE_BINARY " agent --insecure --listen " +
+        listen + " --store " + (dir_ / "a").string() + " --coordinator " + coordinators;
     Process agent({.argv = {"unshare", kFlags, "sh", "-c", command}});
     const std::string address = agent.value_after("agent listening on ");
     log_ = agent.err();

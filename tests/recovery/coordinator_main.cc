@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   options.state_directory = argv[2];
   for (int i = 3; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
-    if (name == "--secret") options.secret_file = argv[i + 1];
+    if (name == "--secret") options.credentials.secret_file = argv[i + 1];
     if (name == "--dead-after") {
       options.dead_after = std::chrono::milliseconds(std::stoul(argv[i + 1]));
       options.suspect_after = options.dead_after / 2;

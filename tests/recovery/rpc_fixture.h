@@ -18,6 +18,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <gtest/gtest.h>
 
+#include "recovery/rpc/credentials.h"
 #include "recovery/rpc/rpc.h"
 
 namespace rekindle::rpc::testing {
@@ -27,14 +28,11 @@ using namespace std::chrono_literals;
 // Every test waits at most this long for anything; it is far more than any of them needs.
 inline constexpr std::chrono::seconds kTestDeadline{30};
 
-inline Identity make_identity(proto::Role role, std::string node_id, std::string secret = "") {
-  Identity identity;
-  identity.role = role;
-  identity.node_id = std::move(node_id);
-  identity.key = std::make_shared<crypto::SigningKey>(crypto::SigningKey::generate());
-  identity.incarnation = incarnation_of(identity.key->public_key());
-  identity.secret = std::move(secret);
-  return identity;
+using rpc::make_identity;
+// secret: "" for none.
+inline Identity make_identity(proto::Role role, std::string node_id, const std::string& secret) {
+  return make_identity(role, std::move(node_id),
+                       secret.empty() ? nullptr : Credentials::of_secret(secret));
 }
 
 // An io_context that the test thread runs while it waits for a task.

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/credentials.h"
 #include "recovery/rpc/grants.h"
 #include "tests/recovery/rpc_fixture.h"
 
@@ -105,8 +106,18 @@ class SecretFile : public ::testing::Test {
 
 TEST_F(SecretFile, WhiteSpaceAroundItIsCut) {
   write("  0123456789abcdef\n");
-  EXPECT_EQ(*read_secret(path_), "0123456789abcdef");
-  EXPECT_EQ(*read_secret(""), "");
+  EXPECT_EQ(read_secrets(path_)->front(), "0123456789abcdef");
+  EXPECT_TRUE(read_secrets("")->empty());
+}
+
+TEST_F(SecretFile, EachLineIsASecretAndTwoAreAcceptedAtATime) {
+  write("0123456789abcdef\n\nfedcba9876543210\r\n");
+  EXPECT_EQ(*read_secrets(path_),
+            (std::vector<std::string>{"0123456789abcdef", "fedcba9876543210"}));
+  write("0123456789abcdef\nshort\n");
+  EXPECT_EQ(read_secrets(path_).error().code(), ErrorCode::kInvalid);
+  write("0123456789abcdef\nfedcba9876543210\nand a third secret\n");
+  EXPECT_EQ(read_secrets(path_).error().code(), ErrorCode::kInvalid);
 }
 
 TEST_F(SecretFile, OneThatOthersCanReadIsRefused) {
@@ -115,7 +126,7 @@ TEST_F(SecretFile, OneThatOthersCanReadIsRefused) {
     ASSERT_EQ(::chown(path_.c_str(), 65534, 65534), 0);
   }
   ::chmod(path_.c_str(), 0640);
-  const auto secret = read_secret(path_);
+  const auto secret = read_secrets(path_);
   ASSERT_FALSE(secret);
   EXPECT_EQ(secret.error().code(), ErrorCode::kDenied);
   EXPECT_NE(secret.error().message().find("chmod 600"), std::string::npos);
@@ -126,20 +137,20 @@ TEST_F(SecretFile, OneOfRootMayBeReadableByAGroup) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root makes files of root";
   write("0123456789abcdef");
   ::chmod(path_.c_str(), 0440);
-  EXPECT_TRUE(read_secret(path_));
+  EXPECT_TRUE(read_secrets(path_));
   for (const mode_t mode : {0444u, 0460u, 0441u}) {
     ::chmod(path_.c_str(), mode);
-    EXPECT_FALSE(read_secret(path_)) << std::oct << mode;
+    EXPECT_FALSE(read_secrets(path_)) << std::oct << mode;
   }
 }
 
 TEST_F(SecretFile, TooShortTooLongAndMissingAreRefused) {
   write("short");
-  EXPECT_EQ(read_secret(path_).error().code(), ErrorCode::kInvalid);
+  EXPECT_EQ(read_secrets(path_).error().code(), ErrorCode::kInvalid);
   write(std::string(5000, 'x'));
-  EXPECT_EQ(read_secret(path_).error().code(), ErrorCode::kInvalid);
-  EXPECT_EQ(read_secret("/nonexistent/secret").error().code(), ErrorCode::kNotFound);
-  EXPECT_EQ(read_secret("/tmp").error().code(), ErrorCode::kInvalid);
+  EXPECT_EQ(read_secrets(path_).error().code(), ErrorCode::kInvalid);
+  EXPECT_EQ(read_secrets("/nonexistent/secret").error().code(), ErrorCode::kNotFound);
+  EXPECT_EQ(read_secrets("/tmp").error().code(), ErrorCode::kInvalid);
 }
 
 }  // namespace

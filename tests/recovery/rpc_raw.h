@@ -106,7 +106,10 @@ class RawPeer {
   }
   bool greet() {
     proto::Frame frame;
-    *frame.mutable_hello() = make_hello(make_identity(proto::ROLE_CLIENT, "raw"), "", {});
+    Identity identity = make_identity(proto::ROLE_CLIENT, "raw");
+    // A peer of protocol 2, which has no key.
+    identity.key = nullptr;
+    *frame.mutable_hello() = make_hello(identity, "", {});
     if (!send(frame)) return false;
     const auto answer = read();
     return answer && answer->has_hello();

@@ -47,12 +47,24 @@ std::size_t AgentProcess::sessions_opened() const {
   return count;
 }
 
+namespace {
+
+// The networks of tests are trusted; on loopback nothing has to be said.
+void trust_network(const std::string& listen, Spawn& spawn) {
+  if (!listen.starts_with("127.") && !listen.starts_with("[::1]")) {
+    spawn.argv.emplace_back("--insecure");
+  }
+}
+
+}  // namespace
+
 Fleet::Fleet() = default;
 
 void Fleet::start_coordinator(const std::string& host, std::vector<std::string> more) {
   const std::string listen = coordinator_address_.empty() ? host + ":0" : coordinator_address_;
   Spawn spawn{
       .argv = {binary(), "coordinator", "--listen", listen, "--state", dir("state").string()}};
+  trust_network(listen, spawn);
   spawn.argv.insert(spawn.argv.end(), more.begin(), more.end());
   coordinator_ = std::make_unique<Process>(std::move(spawn));
   coordinator_address_ = coordinator_->value_after("coordinator listening on ");
@@ -71,6 +83,7 @@ AgentProcess& Fleet::start_agent(const std::string& name, std::vector<std::strin
   spawn.argv = std::move(under);
   spawn.argv.insert(spawn.argv.end(), {binary(), "agent", "--node-id", name, "--listen", listen,
                                        "--store", agent->store.string()});
+  trust_network(listen, spawn);
   const bool elsewhere = std::find(more.begin(), more.end(), "--coordinator") != more.end();
   if (coordinator_ != nullptr && !elsewhere) {
     spawn.argv.insert(spawn.argv.end(), {"--coordinator", coordinator_address_});

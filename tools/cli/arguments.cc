@@ -119,11 +119,24 @@ Result<CommandSpan> begin_span(const std::string& name, const std::string& otlp)
   return begun;
 }
 
+void add_credential_words(const Settings& settings, std::vector<std::string>& words) {
+  const rpc::CredentialOptions& all = settings.credentials;
+  const auto add = [&](const char* option, const std::string& path) {
+    if (!path.empty()) words.insert(words.end(), {option, path});
+  };
+  add("--secret-file", all.secret_file);
+  add("--tls-cert", all.certificate_file);
+  add("--tls-key", all.key_file);
+  add("--tls-ca", all.authority_file);
+  add("--tls-crl", all.revocation_file);
+  if (all.admit_protocol_2) words.emplace_back("--admit-protocol-2");
+}
+
 agent::LocalAgentOptions local_agent_options(const Settings& settings) {
   agent::LocalAgentOptions options;
   options.store_directory = settings.store;
   options.coordinator = settings.coordinator;
-  options.secret_file = settings.secret_file;
+  options.credentials = settings.credentials;
   return options;
 }
 

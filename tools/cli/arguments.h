@@ -43,6 +43,8 @@ trace::Context outer_trace();
 // `otlp`: of --otlp. Its parent is outer_trace().
 Result<CommandSpan> begin_span(const std::string& name, const std::string& otlp);
 
+// Adds the options of the settings' credentials, for a command that this one starts.
+void add_credential_words(const Settings& settings, std::vector<std::string>& words);
 agent::LocalAgentOptions local_agent_options(const Settings& settings);
 
 }  // namespace rekindle::cli

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "recovery/rpc/credentials.h"
 #include "src/base/result.h"
 
 namespace rekindle::cli {
@@ -33,7 +34,7 @@ inline constexpr std::string_view kDefaultStore = "/dev/shm/rekindle";
 struct Settings {
   std::string coordinator;
   std::string store{kDefaultStore};
-  std::string secret_file;
+  rpc::CredentialOptions credentials;
   // "": info for daemons, error for other commands.
   std::string log_level;
   std::string log_format = "text";

@@ -26,7 +26,7 @@ Check check_coordinator(const Settings& settings) {
     return {"coordinator", Level::kOk, "none given: --coordinator HOST:PORT checks it", ""};
   }
   auto remote = Remote::create(settings, settings.coordinator);
-  if (!remote) return {"coordinator", Level::kFail, remote.error().message(), "see the secret"};
+  if (!remote) return {"coordinator", Level::kFail, remote.error().message(), "see the identity"};
   const auto status = (*remote)->call<proto::COORDINATOR_STATUS>({});
   if (!status) {
     return {"coordinator", Level::kFail, status.error().message(),
@@ -49,7 +49,7 @@ Check check_agent(const Settings& settings) {
     return {"agent", Level::kOk, "none runs on this store: commands embed one", ""};
   }
   auto remote = Remote::create(settings, "unix:" + socket.string());
-  if (!remote) return {"agent", Level::kFail, remote.error().message(), "see the secret"};
+  if (!remote) return {"agent", Level::kFail, remote.error().message(), "see the identity"};
   const auto status = (*remote)->call<proto::AGENT_STATUS>({});
   if (!status) {
     return {"agent", Level::kWarn, status.error().message(),
@@ -65,7 +65,7 @@ Result<int> run_doctor(const Settings& settings) {
   for (Check& check : doctor::device_checks(kernel)) checks.push_back(std::move(check));
   checks.push_back(doctor::check_port("the coordinator", kCoordinatorPort));
   checks.push_back(doctor::check_port("the agent", kAgentPort));
-  checks.push_back(doctor::check_secret(settings.secret_file));
+  checks.push_back(doctor::check_identity(settings.credentials));
   checks.push_back(check_coordinator(settings));
   checks.push_back(check_agent(settings));
 

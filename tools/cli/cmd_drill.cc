@@ -342,9 +342,7 @@ class OwnPull {
     std::vector<std::string> words = {
         "rekindle",         "pull",    args.target,     "--to",
         pull->path("copy"), "--quiet", "--coordinator", settings.coordinator};
-    if (!settings.secret_file.empty()) {
-      words.insert(words.end(), {"--secret-file", settings.secret_file});
-    }
+    add_credential_words(settings, words);
     if (!args.transport.empty()) words.insert(words.end(), {"--transport", args.transport});
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());

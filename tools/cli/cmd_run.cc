@@ -145,9 +145,7 @@ Result<void> add_artifacts_to(SupervisorOptions& options, const Settings& settin
     if (!settings.coordinator.empty()) {
       words.insert(words.end(), {"--coordinator", settings.coordinator});
     }
-    if (!settings.secret_file.empty()) {
-      words.insert(words.end(), {"--secret-file", settings.secret_file});
-    }
+    add_credential_words(settings, words);
     return words;
   };
   options.prepare = helper("fetch");

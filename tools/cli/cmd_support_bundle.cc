@@ -61,9 +61,7 @@ std::vector<Probe> probes(const Settings& settings, const std::string& self) {
   const auto own = [&](std::vector<std::string> words) {
     words.insert(words.begin(), self);
     words.insert(words.end(), {"--quiet", "--store", settings.store});
-    if (!settings.secret_file.empty()) {
-      words.insert(words.end(), {"--secret-file", settings.secret_file});
-    }
+    add_credential_words(settings, words);
     if (!settings.coordinator.empty()) {
       words.insert(words.end(), {"--coordinator", settings.coordinator});
     }

@@ -17,6 +17,7 @@ constexpr std::array<std::string_view, 2> kDaemons = {"agent", "coordinator"};
 
 // The settings that a daemon takes at SIGHUP.
 constexpr std::string_view kReloaded[] = {"log-level",
+                                          "secret-file",
                                           "agent.max-rate",
                                           "agent.max-pullers",
                                           "agent.scrub",
@@ -216,9 +217,24 @@ void add_shared_options(CLI::App& app, Settings& settings) {
       ->type_name("HOST:PORT");
   add("--store", settings.store, "Directory of the segment store [/dev/shm/rekindle]")
       ->type_name("DIR");
-  add("--secret-file", settings.secret_file,
-      "Cluster secret: a file of mode 0600 with 16 to 4096 bytes, the same on all hosts")
+  rpc::CredentialOptions& credentials = settings.credentials;
+  add("--secret-file", credentials.secret_file,
+      "Cluster secret: a file of mode 0600 with 16 to 4096 bytes, the same on all hosts. Two\n"
+      "lines are two secrets: callers use the first, and either is accepted")
       ->type_name("FILE");
+  add("--tls-cert", credentials.certificate_file,
+      "Certificate of this process in PEM, with its chain; --tls-key and --tls-ca go with it")
+      ->type_name("FILE");
+  add("--tls-key", credentials.key_file, "Unencrypted key of --tls-cert in PEM, of mode 0600")
+      ->type_name("FILE");
+  add("--tls-ca", credentials.authority_file, "Authorities in PEM whose certificates are believed")
+      ->type_name("FILE");
+  add("--tls-crl", credentials.revocation_file,
+      "Lists of revoked certificates in PEM, one of each authority that issues to hosts [none]")
+      ->type_name("FILE");
+  app.add_flag("--admit-protocol-2", credentials.admit_protocol_2,
+               "For the time of an upgrade: talk to releases that prove the secret without TLS")
+      ->group(kEveryCommand);
   add("--log-level", settings.log_level,
       "trace, debug, info, warn, error or off [info for daemons, else error]")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))

@@ -10,7 +10,7 @@
 #include "recovery/coordinator/etcd/gateway.h"
 #include "recovery/device/gpu_options.h"
 #include "recovery/rpc/address.h"
-#include "recovery/rpc/grants.h"
+#include "recovery/rpc/credentials.h"
 #include "recovery/rpc/otlp_exporter.h"
 #include "src/base/units.h"
 #include "src/bucket/bucket_plan.h"
@@ -55,8 +55,11 @@ void check_shared(const Settings& settings, Problems& problems) {
   if (!settings.coordinator.empty()) {
     problems.check("coordinator", check_addresses("--coordinator", settings.coordinator));
   }
-  if (auto secret = rpc::read_secret(settings.secret_file); !secret) {
-    problems.check("secret-file", fail(std::move(secret).error().with_context("--secret-file")));
+  if (auto secrets = rpc::read_secrets(settings.credentials.secret_file); !secrets) {
+    problems.check("secret-file", fail(std::move(secrets).error().with_context("--secret-file")));
+  } else if (auto opened = rpc::Credentials::open(settings.credentials); !opened) {
+    problems.check(problems.set_one_of({"tls-cert", "tls-key", "tls-ca", "tls-crl"}),
+                   fail(std::move(opened).error()));
   }
 }
 
@@ -173,6 +176,12 @@ void check_network(const agent::AgentOptions& options, Problems& problems) {
   }
 }
 
+void add_insecure_option(Command& sub, bool& insecure) {
+  sub.flag("--insecure", insecure,
+           "The network is trusted: listen beyond loopback without a secret or a certificate,\n"
+           "and talk to peers that have none [off]");
+}
+
 }  // namespace
 
 std::string Problems::set_one_of(std::initializer_list<const char*> options) {
@@ -204,7 +213,8 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
   options.listen = args.listen;
   options.state_directory =
       args.state.empty() ? default_state_directory() : std::filesystem::path(args.state);
-  options.secret_file = settings.secret_file;
+  options.credentials = settings.credentials;
+  options.credentials.insecure = args.insecure;
   options.etcd = args.etcd;
   problems.take("etcd-ttl", options.etcd.ttl, etcd_ttl(args.etcd_ttl));
   if (!options.etcd.urls.empty()) {
@@ -242,7 +252,8 @@ agent::AgentOptions agent_options(const Settings& settings, const AgentArgs& arg
   check_network(options, problems);
   options.store_directory = settings.store;
   options.coordinator = settings.coordinator;
-  options.secret_file = settings.secret_file;
+  options.credentials = settings.credentials;
+  options.credentials.insecure = args.insecure;
   problems.take("budget", options.store_budget_bytes, budget(args));
   options.huge_pages = huge_pages(settings, args);
   problems.take("reserve", options.reserve_bytes, parse_size("--reserve", args.reserve));
@@ -320,6 +331,7 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
              "anyone who reaches it may read [none]")
       .type_name("[HOST:]PORT");
   sub.flag("--allow-drills", args.allow_drills, "Let `rekindle drill` kill this process [off]");
+  add_insecure_option(sub, args.insecure);
 }
 
 void add_agent_options(Command& sub, AgentArgs& args) {
@@ -336,7 +348,9 @@ void add_agent_options(Command& sub, AgentArgs& args) {
   sub.option("--data-advertise", options.data_advertise,
              "Address of the data streams as others reach it, behind NAT or a proxy [as it is]")
       .type_name("HOST:PORT");
-  sub.option("--node-id", options.node_id, "Name of this agent in the fleet [host name]")
+  add_insecure_option(sub, args.insecure);
+  sub.option("--node-id", options.node_id,
+             "Name of this agent in the fleet [of its certificate, else the host name]")
       .type_name("NAME");
   sub.option("--failure-domain", options.failure_domain,
              "Name of the rack, power feed or zone that fails as one with this host")

@@ -67,6 +67,7 @@ struct CoordinatorArgs {
   std::uint32_t replicas = 0;
   std::string recopy_rate = "256MiB";
   bool allow_drills = false;
+  bool insecure = false;
   std::string metrics;
   std::string otlp;
   std::string http;
@@ -92,6 +93,7 @@ struct AgentArgs {
   std::string keep_rate;
   bool verify_gpu = false;
   std::string gpu_direct = "off";
+  bool insecure = false;
 };
 
 // `args` outlives the parser.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "recovery/rpc/credentials.h"
 #include "tools/cli/rdma_view.h"
 #include "transport/verbs/host/gpu_direct.h"
 
@@ -50,7 +51,8 @@ Check check_build();
 Checks host_checks(const Kernel& kernel, const std::filesystem::path& store);
 
 Check check_port(const std::string& what, std::uint16_t port);
-Check check_secret(const std::string& path);
+// Which proof of its identity this host has, and for how long.
+Check check_identity(const rpc::CredentialOptions& options);
 
 // doctor_devices.cc
 Check check_numa(const Kernel& kernel);

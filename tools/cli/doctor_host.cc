@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -16,7 +17,6 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "recovery/rpc/grants.h"
 #include "src/base/blake3.h"
 #include "src/base/unique_fd.h"
 #include "src/base/units.h"
@@ -305,16 +305,44 @@ Check check_port(const std::string& what, std::uint16_t port) {
   return check;
 }
 
-Check check_secret(const std::string& path) {
-  if (path.empty()) {
-    return {"secret", Level::kWarn, "none: whoever reaches the ports may pull and publish",
-            "make one for all hosts: head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE; then "
+Check check_identity(const rpc::CredentialOptions& options) {
+  Check check{"identity", Level::kOk, "", ""};
+  const auto opened = rpc::Credentials::open(options);
+  if (!opened) {
+    return {"identity", Level::kFail, opened.error().message(),
+            "see `--secret-file` and `--tls-cert`"};
+  }
+  if (*opened == nullptr) {
+    return {"identity", Level::kWarn,
+            "no secret and no certificate: daemons listen on loopback only",
+            "make a secret for all hosts: openssl rand -hex 32 > FILE; chmod 600 FILE; then "
             "--secret-file FILE"};
   }
-  if (const auto secret = rpc::read_secret(path); !secret) {
-    return {"secret", Level::kFail, secret.error().message(), "mode 0600, 16 to 4096 bytes"};
+  const auto context = (*opened)->context();
+  std::vector<std::string> found;
+  if (context->has_certificate) {
+    constexpr std::int64_t kDay = 86400;
+    const std::int64_t left =
+        context->not_after_s - std::chrono::duration_cast<std::chrono::seconds>(
+                                   std::chrono::system_clock::now().time_since_epoch())
+                                   .count();
+    const std::int64_t life = context->not_after_s - context->not_before_s;
+    const std::string who = context->principals.empty() ? "nobody" : context->principals.front();
+    found.push_back(left < 0
+                        ? fmt::format("the certificate of {} has expired", who)
+                        : fmt::format("the certificate of {}, for {} more days", who, left / kDay));
+    if (left < 0) {
+      check.level = Level::kFail;
+    } else if (left < std::min(14 * kDay, life / 3)) {
+      check.level = Level::kWarn;
+    }
+    if (check.level != Level::kOk) {
+      check.advice = "renew it, and replace the files: daemons read them again by themselves";
+    }
   }
-  return {"secret", Level::kOk, path, ""};
+  for (const rpc::SharedKey& key : context->shared_keys) found.push_back("secret " + key.id);
+  check.found = fmt::format("{}", fmt::join(found, ", "));
+  return check;
 }
 
 }  // namespace rekindle::cli::doctor

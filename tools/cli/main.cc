@@ -35,9 +35,14 @@ std::string reference() {
          "  REKINDLE_COORDINATOR  --coordinator\n"
          "  REKINDLE_STORE        --store\n"
          "  REKINDLE_SECRET_FILE  --secret-file\n"
+         "  REKINDLE_TLS_CERT     --tls-cert\n"
+         "  REKINDLE_TLS_KEY      --tls-key\n"
+         "  REKINDLE_TLS_CA       --tls-ca\n"
+         "  REKINDLE_TLS_CRL      --tls-crl\n"
          "  REKINDLE_LOG          --log-level\n"
          "  REKINDLE_LOG_FORMAT   --log-format\n"
          "  REKINDLE_CONFIG       --config\n"
+         "  REKINDLE_ADMIT_PROTOCOL_2  --admit-protocol-2: true\n"
          "  REKINDLE_JSON         --json: true\n"
          "  REKINDLE_QUIET        --quiet: true\n"
          "  REKINDLE_AGENT_…, REKINDLE_COORDINATOR_…  the options of the daemons, such as\n"
@@ -47,7 +52,7 @@ std::string reference() {
 constexpr const char* kFirstSteps =
     "First steps:\n"
     "  rekindle coordinator --listen 127.0.0.1:7300 &\n"
-    "  rekindle agent --coordinator 127.0.0.1:7300 &\n"
+    "  rekindle agent --listen 127.0.0.1:7400 --coordinator 127.0.0.1:7300 &\n"
     "  rekindle publish qwen3@41 /models/qwen3 --coordinator 127.0.0.1:7300\n"
     "  rekindle pull qwen3 --to /tmp/qwen3 --coordinator 127.0.0.1:7300\n";
 

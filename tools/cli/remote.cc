@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "recovery/rpc/address.h"
-#include "recovery/rpc/grants.h"
+#include "recovery/rpc/credentials.h"
 #include "src/base/clock.h"
 
 namespace rekindle::cli {
@@ -22,12 +22,9 @@ constexpr std::chrono::milliseconds kInterruptedDeadline{100};
 }  // namespace
 
 Result<rpc::Identity> command_identity(const Settings& settings) {
-  rpc::Identity identity;
-  identity.role = proto::ROLE_CLIENT;
-  identity.node_id = fmt::format("client-{}", ::getpid());
-  identity.incarnation = Incarnation::random();
-  TRY(identity.secret, rpc::read_secret(settings.secret_file));
-  return identity;
+  TRY(auto credentials, rpc::Credentials::open(settings.credentials));
+  return rpc::make_identity(proto::ROLE_CLIENT, fmt::format("client-{}", ::getpid()),
+                            std::move(credentials));
 }
 
 Result<std::unique_ptr<Remote>> Remote::create(const Settings& settings, std::string address) {
