@@ -43,6 +43,11 @@ class PeerSessionsTest : public store::StoreTest {
     options_.advertised_host = [] { return std::string("host"); };
     make_sessions();
   }
+  // Sessions that end by themselves use the members of this object.
+  void TearDown() override {
+    if (sessions_) loop_.run(sessions_->drain(5s));
+    StoreTest::TearDown();
+  }
   void make_sessions() {
     sessions_.emplace(
         loop_.executor(),

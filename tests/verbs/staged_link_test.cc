@@ -224,7 +224,8 @@ TEST_F(StagedLinkTest, WithoutMemoryWindowsNoPullerReadsTheBlocksOfAnother) {
   victim.say({RawPuller::bytes_of(request())});
   ASSERT_TRUE(victim.answer());
   const auto& block = victim.offer().blocks.front();
-  const SessionToken another = source_->admit({});
+  const testing::TestSegment other(kStagedBytes, 1);
+  const SessionToken another = source_->admit({source_->serve(other)});
   RawPuller by_key(puller_api_);
   RawPuller by_own_key(puller_api_);
   ASSERT_TRUE(by_key.connect(*source_, another));

@@ -50,8 +50,6 @@ bool configure(SSL_CTX* context) {
                                 SSL_MODE_RELEASE_BUFFERS);
   // Each connection proves the token anew: there is nothing to resume, and no ticket.
   SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-  // No certificate is good: a peer that has no key of the session cannot take its place.
-  SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
   return SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1 &&
          SSL_CTX_set_ciphersuites(context, kCipherName) == 1 &&
          SSL_CTX_set_num_tickets(context, 0) == 1;
@@ -104,6 +102,8 @@ struct DataTls::Callbacks {
       SSL_CTX_set_psk_find_session_callback(context.get(), find);
     } else {
       SSL_CTX_set_psk_use_session_callback(context.get(), use);
+      // No certificate is good: a source without the token cannot take the place of another.
+      SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
     }
     return context;
   }
