@@ -6,10 +6,9 @@
 #include "tests/support/process.h"
 
 // Daemons and commands that prove who they are, as real processes.
-namespace rekindle {
+namespace rekindle::testing {
 namespace {
 
-using namespace testing;
 using rpc::testing::TestAuthority;
 using rpc::testing::TestDirectory;
 using ::testing::AllOf;
@@ -119,4 +118,4 @@ TEST(Identity, AFleetOfCertificatesPullsAndAnAgentHasTheNameInIts) {
 }
 
 }  // namespace
-}  // namespace rekindle
+}  // namespace rekindle::testing
