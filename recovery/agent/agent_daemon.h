@@ -12,6 +12,7 @@
 
 #include "recovery/agent/rdma.h"
 #include "recovery/device/gpu_options.h"
+#include "recovery/rpc/credentials.h"
 #include "src/base/result.h"
 #include "src/store/numa.h"
 

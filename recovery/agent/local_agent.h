@@ -9,6 +9,7 @@
 
 #include "recovery/agent/rdma.h"
 #include "recovery/pull/pull_types.h"
+#include "recovery/rpc/credentials.h"
 #include "recovery/trace/tracer.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
