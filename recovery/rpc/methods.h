@@ -60,6 +60,8 @@ template <> struct SignatureOf<LOCAL_RELEASE> : Signature<class LocalReleaseRequ
 template <> struct SignatureOf<LOCAL_SWITCH> : Signature<class LocalSwitchRequest, class LocalSwitchResponse> {};
 template <> struct SignatureOf<DRILL> : Signature<class DrillRequest, class DrillResponse> {};
 template <> struct SignatureOf<FIND_TRACE> : Signature<class TraceRequest, class TraceResponse> {};
+template <> struct SignatureOf<WHOAMI> : Signature<class WhoamiRequest, class WhoamiResponse> {};
+template <> struct SignatureOf<AUTHORIZE> : Signature<class AuthorizeRequest, class AuthorizeResponse> {};
 // clang-format on
 
 }  // namespace rekindle::proto

@@ -1,5 +1,5 @@
 // A coordinator for tests: coordinator_main LISTEN STATE_DIR [--secret FILE] [--failpoints SPEC]
-// [--dead-after MS]
+// [--dead-after MS] [--rights FILE]
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "recovery/coordinator/coordinator.h"
+#include "recovery/rpc/rights.h"
 #include "src/base/failpoint.h"
 
 int main(int argc, char** argv) {
@@ -17,6 +18,11 @@ int main(int argc, char** argv) {
   for (int i = 3; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
     if (name == "--secret") options.secret_file = argv[i + 1];
+    if (name == "--rights") {
+      auto rights = rekindle::rpc::Rights::read(argv[i + 1]);
+      if (!rights) return 2;
+      options.rights = std::make_shared<const rekindle::rpc::Rights>(*std::move(rights));
+    }
     if (name == "--dead-after") {
       options.dead_after = std::chrono::milliseconds(std::stoul(argv[i + 1]));
       options.suspect_after = options.dead_after / 2;

@@ -106,7 +106,7 @@ class RawPeer {
   }
   bool greet() {
     proto::Frame frame;
-    *frame.mutable_hello() = make_hello(make_identity(proto::ROLE_CLIENT, "raw"), "", {});
+    *frame.mutable_hello() = make_hello(make_identity(proto::ROLE_PULLER, "raw"), "", {});
     if (!send(frame)) return false;
     const auto answer = read();
     return answer && answer->has_hello();
