@@ -460,9 +460,8 @@ TEST(CoordinatorPulls, ANumberThatAMemberMerelyAnnouncesIsNotLatest) {
   const NodeInfo publisher = world.node("publisher");
   ASSERT_TRUE(world.enroll(publisher));
   const Holding real = CoreWorld::holding(kV1);
-  ASSERT_TRUE(world.core->publish("publisher", publisher.incarnation,
-                                  {.id = kV1, .root = real.root, .tensor_set = real.tensor_set},
-                                  world.now));
+  ASSERT_TRUE(world.core->publish("publisher", publisher.incarnation, kV1, real.root,
+                                  real.tensor_set, 1000, world.now));
   ASSERT_TRUE(world.announce(publisher, {real}));
   const ModelVersion highest{"qwen3", UINT64_MAX};
   world.holder("member", highest, 66);

@@ -1,8 +1,11 @@
+#include <csignal>
+#include <filesystem>
 #include <fstream>
 
 #include <gmock/gmock.h>
 
 #include "proto/rights.pb.h"
+#include "recovery/coordinator/audit_log.h"
 #include "tests/recovery/coordinator_daemon_fixture.h"
 
 // Attacks on a coordinator that has a rights file. Its peers on loopback have proven nothing, so
@@ -19,6 +22,15 @@ class CoordinatorRights : public CoordinatorDaemon {
     const auto file = temp_ / "rights.json";
     std::ofstream(file) << R"({"rights": [)" << lines << "]}";
     start({"--rights", file.string()});
+  }
+  static std::vector<std::string> lines_about(const std::filesystem::path& file,
+                                              const std::string& what) {
+    std::ifstream stream(file);
+    std::vector<std::string> found;
+    for (std::string line; std::getline(stream, line);) {
+      if (line.find(what) != std::string::npos) found.push_back(line);
+    }
+    return found;
   }
   Agent command(const std::string& name) {
     Agent command{make_identity(proto::ROLE_CLIENT, name), {}};
@@ -116,6 +128,65 @@ TEST_F(CoordinatorRights, EverybodyMayAskAboutItselfAndOnlyAnAdministratorAboutO
   EXPECT_EQ(ask(stranger, "unproven", "destroy").error().code(), ErrorCode::kInvalid);
   // An agent asks about those that open a direct pull there.
   EXPECT_TRUE(ask(agent("a"), "uid:0", "admin")->allowed());
+}
+
+TEST_F(CoordinatorRights, ARightsFileThatTurnsBadAtAReloadLeavesTheOldRights) {
+  const auto file = temp_ / "rights.json";
+  const auto audit = temp_ / "audit.jsonl";
+  const auto write = [&](const std::string& lines) {
+    std::ofstream(file) << R"({"rights": [)" << lines << "]}";
+  };
+  write(R"({"principals": ["unproven"], "verbs": ["publish", "read"]})");
+  start({"--rights", file.string(), "--audit", audit.string()});
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(publish(a, kId, kRoot));
+  std::size_t reloads = 0;
+  const auto reload = [&] {
+    process_->signal(SIGHUP);
+    ++reloads;
+    const auto deadline = std::chrono::steady_clock::now() + rpc::testing::kTestDeadline;
+    while (lines_about(audit, "\"act\":\"reload\"").size() < reloads) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      loop_.run(rpc::testing::sleep_for(20ms));
+    }
+  };
+  write(R"({"principals": ["unproven"], "verbs": ["publish", "read", "retyre"]})");
+  ASSERT_NO_FATAL_FAILURE(reload());
+  EXPECT_THAT(lines_about(audit, "\"act\":\"reload\"").back(),
+              AllOf(HasSubstr("rights.json"), HasSubstr("'retyre' is no verb")));
+  EXPECT_EQ(retire(a, kId).error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(status(a).versions_size(), 1) << "the old rights hold";
+  write(R"({"principals": ["unproven"], "verbs": ["read", "retire"]})");
+  ASSERT_NO_FATAL_FAILURE(reload());
+  EXPECT_TRUE(retire(a, kId));
+  EXPECT_EQ(publish(a, {"qwen3", 42}, kRoot).error().code(), ErrorCode::kDenied);
+}
+
+TEST_F(CoordinatorRights, WhoChangedWhatIsInTheAuditLogAlsoOverARestart) {
+  const auto audit = temp_ / "audit.jsonl";
+  const auto file = temp_ / "rights.json";
+  std::ofstream(file) << R"({"rights": [
+      {"principals": ["unproven"], "verbs": ["publish", "retire"], "models": ["qwen*"]}]})";
+  start({"--rights", file.string(), "--audit", audit.string()});
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(publish(a, kId, kRoot));
+  ASSERT_TRUE(retire(command("ops"), kId));
+  EXPECT_FALSE(retire(command("ops"), {"llama", 1}));
+  process_->kill();
+  start({"--rights", file.string(), "--audit", audit.string()});
+  EXPECT_THAT(lines_about(audit, "\"act\":\"register\"").at(0), HasSubstr("\"object\":\"a\""));
+  EXPECT_THAT(lines_about(audit, "\"act\":\"publish\"").at(0),
+              AllOf(HasSubstr("\"object\":\"qwen3@41\""), HasSubstr("\"result\":\"ok\""),
+                    HasSubstr("\"role\":\"agent\""), HasSubstr("\"node\":\"a\"")));
+  const auto retirements = lines_about(audit, "\"act\":\"retire\"");
+  ASSERT_EQ(retirements.size(), 2u);
+  EXPECT_THAT(retirements[0], AllOf(HasSubstr("\"node\":\"ops\""), HasSubstr("unproven")));
+  EXPECT_THAT(retirements[1], HasSubstr("`retire` on llama"));
+  const auto chain = verify_audit({audit});
+  ASSERT_TRUE(chain) << chain.error().message();
+  EXPECT_EQ(lines_about(audit, "coordinator_started").size(), 2u);
 }
 
 }  // namespace

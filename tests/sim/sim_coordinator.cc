@@ -138,13 +138,16 @@ Served<T> SimCoordinator::leave(Result<T> answer) {
   return answer;
 }
 
-// The answer says that these copies count: from now on `latest` may be no older.
+// The answer says that these copies count: from now on `latest` may be no older than those of them
+// that a publisher has claimed.
 void SimCoordinator::note_announced(const std::vector<Holding>& holdings,
                                     const std::vector<AnnounceConflict>& conflicts) {
   for (const Holding& holding : holdings) {
     const bool left_out = std::ranges::any_of(
         conflicts, [&](const AnnounceConflict& conflict) { return conflict.id == holding.id; });
     if (left_out || !holding.whole || !holding.complete || !holding.verified) continue;
+    const DurableVersion* version = core_->fleet().catalog.find(holding.id);
+    if (version == nullptr || version->announced) continue;
     if (!maybe_retired_.contains(holding.id)) known_ready_.insert(holding.id);
   }
 }
