@@ -86,7 +86,7 @@ TEST_F(CoordinatorRights, ModelsThatACallerMayNotReadAreNeitherShownNorResolvedN
                 {"principals": ["unproven"], "verbs": ["read"], "models": ["open"]})");
   const Agent a = agent("a");
   ASSERT_TRUE(enroll(a));
-  for (const std::string model : {"open", "secret"}) {
+  for (const std::string model : {"secret", "open"}) {
     ASSERT_TRUE(publish(a, {model, 1}, kRoot));
     ASSERT_TRUE(announce(a, {model, 1}, kRoot));
   }
