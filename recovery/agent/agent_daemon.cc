@@ -12,6 +12,7 @@
 #include <boost/asio/use_awaitable.hpp>
 
 #include "proto/drill.pb.h"
+#include "proto/rights.pb.h"
 #include "recovery/agent/agent_core.h"
 #include "recovery/agent/agent_metrics.h"
 #include "recovery/agent/fleet_bench.h"
@@ -28,6 +29,7 @@
 #include "recovery/rpc/http_server.h"
 #include "recovery/rpc/methods.h"
 #include "recovery/rpc/otlp_exporter.h"
+#include "recovery/rpc/rights.h"
 #include "recovery/rpc/rpc_metrics.h"
 #include "recovery/rpc/tls.h"
 #include "recovery/trace/trace_wire.h"
@@ -400,6 +402,12 @@ void Daemon::install_status() {
   };
   rpc::handle<proto::AGENT_STATUS>(*server_, handler);
   rpc::handle<proto::AGENT_STATUS>(*local_server_, handler);
+  const auto whoami = [](rpc::Peer peer, proto::WhoamiRequest,
+                         rpc::Events) -> Task<Result<proto::WhoamiResponse>> {
+    co_return rpc::whoami(peer);
+  };
+  rpc::handle<proto::WHOAMI>(*server_, whoami);
+  rpc::handle<proto::WHOAMI>(*local_server_, whoami);
   const auto kill_worker = [this](const std::string& instance, std::uint32_t rank,
                                   bool dry_run) -> Result<std::uint32_t> {
     if (workers_ == nullptr) return fail(ErrorCode::kUnavailable, "the agent is starting");

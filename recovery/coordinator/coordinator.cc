@@ -13,6 +13,7 @@
 #include <boost/asio/thread_pool.hpp>
 #include <boost/asio/use_awaitable.hpp>
 
+#include "recovery/coordinator/access_control.h"
 #include "recovery/coordinator/committer.h"
 #include "recovery/coordinator/etcd/election.h"
 #include "recovery/coordinator/leader_term.h"
@@ -101,7 +102,8 @@ async::Task<Result<void>> lead_shown(const TermOptions& options, Stop& told, Scr
 // Reads the options again at each SIGHUP. A term looks at `current` at each tick.
 async::Task<void> reload_at_signal(asio::signal_set& signals, asio::thread_pool& thread,
                                    CoordinatorOptions& current,
-                                   std::shared_ptr<rpc::Credentials> credentials) {
+                                   std::shared_ptr<rpc::Credentials> credentials,
+                                   AccessControl& access) {
   for (;;) {
     const auto [error, number] = co_await signals.async_wait(asio::as_tuple(asio::use_awaitable));
     if (error) co_return;
@@ -110,6 +112,12 @@ async::Task<void> reload_at_signal(asio::signal_set& signals, asio::thread_pool&
     if (read && credentials != nullptr) {
       if (auto taken = credentials->reload(read->credentials); !taken) read = fail(taken.error());
     }
+    if (AuditLog* const audit = access.audit()) {
+      if (const auto reopened = audit->reopen(); !reopened) {
+        log::error("audit.not_reopened", "why", reopened.error(), "effect", "the old file goes on");
+      }
+      audit->write({.act = "reload", .result = read ? "ok" : read.error().message()});
+    }
     if (!read) {
       log::error("config.refused", "why", read.error(), "effect", "the settings stay as they are");
       continue;
@@ -117,6 +125,7 @@ async::Task<void> reload_at_signal(asio::signal_set& signals, asio::thread_pool&
     current.max_pullers_per_source = read->max_pullers_per_source;
     current.replicas = read->replicas;
     current.recopy_bytes_per_second = read->recopy_bytes_per_second;
+    access.set_rights(read->rights);
     log::info("config.reloaded");
   }
 }
@@ -135,14 +144,21 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
                                options.credentials.insecure));
   // Outlives the calls that the context may still have.
   TRY(const auto tracing, rpc::Tracing::create("coordinator", "coordinator", options.otlp));
+  AccessControl access;
+  access.set_rights(options.rights);
+  if (!options.audit.empty()) {
+    TRY(auto audit, AuditLog::open(options.audit));
+    audit->write({.act = "coordinator_started"});
+    access.set_audit(std::move(audit));
+  }
   asio::io_context io(1);
   Scraped scraped(*tracing);
   TRY_VOID(scraped.listen(io.get_executor(), options.metrics));
   CoordinatorOptions current = options;
   StatusPage page;
   if (!options.http.empty()) TRY_VOID(page.listen(io.get_executor(), options.http));
-  const TermOptions term{current,           timing, credentials,     {},
-                         scraped.counted(), page,   &tracing->tracer};
+  const TermOptions term{current,           timing, credentials,      {},
+                         scraped.counted(), page,   &tracing->tracer, access};
 
   asio::signal_set signals(io, SIGTERM, SIGINT);
   Stop told(io.get_executor());
@@ -151,7 +167,8 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
   asio::thread_pool rereading(1);
   if (options.reread) {
     hangups.add(SIGHUP);
-    asio::co_spawn(io, reload_at_signal(hangups, rereading, current, credentials), asio::detached);
+    asio::co_spawn(io, reload_at_signal(hangups, rereading, current, credentials, access),
+                   asio::detached);
   }
   Result<void> outcome;
   std::exception_ptr failed;

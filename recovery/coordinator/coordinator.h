@@ -5,10 +5,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "recovery/rpc/credentials.h"
 #include "src/base/result.h"
+
+namespace rekindle::rpc {
+class Rights;
+}
 
 namespace rekindle::coordinator {
 
@@ -31,6 +36,10 @@ struct CoordinatorOptions {
   // Holds the durable state of several coordinators, of which one leads.
   etcd::EtcdOptions etcd;
   rpc::CredentialOptions credentials;
+  // nullptr: everybody who may connect has all rights.
+  std::shared_ptr<const rpc::Rights> rights = nullptr;
+  // "syslog", or the file in which each change of the fleet leaves a line. "": nowhere.
+  std::string audit;
   std::chrono::milliseconds heartbeat_interval{250};
   std::chrono::milliseconds suspect_after{750};
   std::chrono::milliseconds dead_after{2000};
@@ -56,7 +65,7 @@ struct CoordinatorOptions {
   // Called at the start of a term.
   std::function<void(const Listening& at)> on_ready;
   // Reads the options again. Called at SIGHUP, on another thread. The coordinator takes the limits
-  // of pulls and copies from them, and the secrets. Empty: SIGHUP ends the process.
+  // of pulls and copies from them, the secrets, and the rights. Empty: SIGHUP ends the process.
   std::function<Result<CoordinatorOptions>()> reread;
 };
 

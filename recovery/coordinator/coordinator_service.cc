@@ -79,6 +79,10 @@ void CoordinatorService::attach(rpc::RpcServer& server) {
   serve(server, proto::COORDINATOR_REPORT_RANK, &CoordinatorService::report_rank);
   serve(server, proto::COORDINATOR_RESOLVE, &CoordinatorService::resolve);
   serve(server, proto::COORDINATOR_LET_GO, &CoordinatorService::let_go);
+  if (options_.access != nullptr) {
+    serve(server, proto::WHOAMI, &CoordinatorService::whoami);
+    serve(server, proto::AUTHORIZE, &CoordinatorService::authorize);
+  }
   if (options_.tracer != nullptr) {
     serve(server, proto::FIND_TRACE, &CoordinatorService::find_trace);
   }
@@ -95,6 +99,7 @@ async::Task<Result<proto::RegisterResponse>> CoordinatorService::enroll(
                    peer.node_id, request.node().node_id());
   }
   CO_TRY(NodeInfo info, from_proto(request.node()));
+  set_party(info, peer);
   fill_host(info, peer);
   const auto ask = [&] {
     return core_.enroll(info, request.failure_domain(), request.highest_epoch(), peer.address,
@@ -124,7 +129,7 @@ async::Task<Result<proto::RegisterResponse>> CoordinatorService::enroll(
 
 Result<proto::HeartbeatResponse> CoordinatorService::heartbeat(
     const rpc::Peer& peer, const proto::HeartbeatRequest& request) {
-  TRY_VOID(check_speaker(peer, request.incarnation()));
+  TRY_VOID(check_speaker(peer, request.node_id(), request.incarnation()));
   TRY(const Heartbeat parsed, from_proto(request));
   TRY(const auto answer,
       core_.heartbeat(request.node_id(), peer.incarnation, parsed, steady_now()));
@@ -138,7 +143,7 @@ Result<proto::HeartbeatResponse> CoordinatorService::heartbeat(
 
 async::Task<Result<proto::AnnounceResponse>> CoordinatorService::announce(
     rpc::Peer peer, proto::AnnounceRequest request) {
-  CO_TRY_VOID(check_speaker(peer, request.incarnation()));
+  CO_TRY_VOID(check_speaker(peer, request.node_id(), request.incarnation()));
   std::vector<Holding> add;
   for (const auto& message : request.add()) {
     CO_TRY(Holding holding, from_proto(message));
@@ -172,7 +177,7 @@ async::Task<Result<proto::PublishResponse>> CoordinatorService::publish(
   // A command that publishes into a store without an agent is no member. Its claim counts, too.
   const bool member = peer.role == proto::ROLE_AGENT;
   auto claimed =
-      core_.publish(member ? request.node_id() : "", peer.incarnation, publication, steady_now());
+      core_.publish(member ? peer.node_id : "", peer.incarnation, publication, steady_now());
   CO_TRY_VOID(co_await committer_.wait(claimed.commit));
   CO_TRY(const std::uint64_t epoch, std::move(claimed.answer));
   log::info("version.claimed", "version", publication.id.to_string(), "by", request.node_id(),
@@ -194,7 +199,8 @@ Result<proto::ResolveResponse> CoordinatorService::resolve(const rpc::Peer&,
 Result<proto::OpenPullResponse> CoordinatorService::open_pull(
     const rpc::Peer& peer, const proto::OpenPullRequest& request) {
   TRY_VOID(check_speaker(peer, request.puller().incarnation()));
-  TRY(const OpenPullRequest parsed, from_proto(request));
+  TRY(OpenPullRequest parsed, from_proto(request));
+  set_party(parsed.puller, peer);
   auto answer = core_.open_pull(parsed, steady_now());
   if (!answer) {
     const auto verifying = core_.resolver().yet_to_verify(parsed);
@@ -212,7 +218,8 @@ Result<proto::OpenPullResponse> CoordinatorService::open_pull(
 Result<proto::PullProgressResponse> CoordinatorService::pull_progress(
     const rpc::Peer& peer, const proto::PullProgressRequest& request) {
   TRY_VOID(check_speaker(peer, request.puller().incarnation()));
-  TRY(const PullProgress parsed, from_proto(request));
+  TRY(PullProgress parsed, from_proto(request));
+  set_party(parsed.puller, peer);
   TRY(const PullProgressAnswer answer, core_.pull_progress(parsed, steady_now()));
   proto::PullProgressResponse response;
   for (const auto& offer : answer.sources)
@@ -278,16 +285,28 @@ Result<proto::TraceResponse> CoordinatorService::find_trace(const rpc::Peer&,
   return response;
 }
 
+Result<proto::WhoamiResponse> CoordinatorService::whoami(const rpc::Peer& peer,
+                                                         const proto::WhoamiRequest&) {
+  return options_.access->whoami(peer);
+}
+
+Result<proto::AuthorizeResponse> CoordinatorService::authorize(
+    const rpc::Peer& peer, const proto::AuthorizeRequest& request) {
+  return options_.access->authorize(peer, request);
+}
+
 Result<proto::ClusterStatusResponse> CoordinatorService::status(
-    const rpc::Peer&, const proto::ClusterStatusRequest& request) {
+    const rpc::Peer& peer, const proto::ClusterStatusRequest& request) {
+  proto::ClusterStatusResponse response;
   if (request.has_events()) {
-    proto::ClusterStatusResponse response;
     *response.mutable_events() = events_after(core_, watch_, request.events().after());
-    return response;
+  } else {
+    const TimePoint at = steady_now();
+    core_.tick(at);
+    response = make_status(core_, at);
   }
-  const TimePoint at = steady_now();
-  core_.tick(at);
-  return make_status(core_, at);
+  if (options_.access != nullptr) options_.access->hide_unreadable(peer, response);
+  return response;
 }
 
 async::Task<Result<proto::RetireResponse>> CoordinatorService::retire(
@@ -306,7 +325,7 @@ async::Task<Result<proto::RetireResponse>> CoordinatorService::retire(
 
 Result<proto::LetGoResponse> CoordinatorService::let_go(const rpc::Peer& peer,
                                                         const proto::LetGoRequest& request) {
-  TRY_VOID(check_speaker(peer, request.incarnation()));
+  TRY_VOID(check_speaker(peer, request.node_id(), request.incarnation()));
   TRY(const ModelVersion id, rpc::from_proto(request.id()));
   TRY_VOID(core_.let_go(request.node_id(), peer.incarnation, id, steady_now()));
   log::info("version.may_go", "version", id.to_string(), "from", request.node_id());
@@ -326,7 +345,7 @@ async::Task<Result<proto::DrainResponse>> CoordinatorService::drain(rpc::Peer pe
 
 Result<proto::RankResponse> CoordinatorService::report_rank(const rpc::Peer& peer,
                                                             const proto::RankReport& request) {
-  TRY_VOID(check_speaker(peer, request.incarnation()));
+  TRY_VOID(check_speaker(peer, request.node_id(), request.incarnation()));
   TRY(const RankReport report, from_proto(request));
   TRY(const InstanceAnswer answer, core_.report_rank(report, steady_now()));
   return to_proto(answer);

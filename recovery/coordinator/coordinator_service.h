@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "proto/coordinator.pb.h"
+#include "recovery/coordinator/access_control.h"
 #include "recovery/coordinator/committer.h"
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/coordinator/core/core.h"
@@ -57,6 +58,8 @@ class CoordinatorService {
     // See TermOptions.
     std::function<Result<void>()> may_answer;
     trace::Tracer* tracer = nullptr;
+    // nullptr: everybody may read everything.
+    const AccessControl* access = nullptr;
   };
   // How many spans of pulls that no coordinator opened are kept, so that many of these do not push
   // out the spans of all other operations.
@@ -95,6 +98,9 @@ class CoordinatorService {
   void keep_spans(const rpc::Peer& peer, const proto::ClosePullRequest& request);
   Result<proto::ClusterStatusResponse> status(const rpc::Peer& peer,
                                               const proto::ClusterStatusRequest& request);
+  Result<proto::WhoamiResponse> whoami(const rpc::Peer& peer, const proto::WhoamiRequest& request);
+  Result<proto::AuthorizeResponse> authorize(const rpc::Peer& peer,
+                                             const proto::AuthorizeRequest& request);
   Result<proto::RankResponse> report_rank(const rpc::Peer& peer, const proto::RankReport& request);
   Result<proto::TraceResponse> find_trace(const rpc::Peer& peer,
                                           const proto::TraceRequest& request);

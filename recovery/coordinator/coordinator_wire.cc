@@ -7,6 +7,7 @@
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/message_fields.h"
+#include "recovery/rpc/rights.h"
 #include "src/base/text.h"
 #include "src/tensor/checkpoint.h"
 
@@ -263,6 +264,23 @@ proto::OpenPullResponse to_proto(const OpenedPull& opened, GrantSigner& signer) 
 Result<void> check_speaker(const rpc::Peer& peer, const std::string& incarnation) {
   if (peer.incarnation.to_bytes() == incarnation) return {};
   return fail(ErrorCode::kDenied, "the call speaks for another process than the connection's");
+}
+
+Result<void> check_speaker(const rpc::Peer& peer, const std::string& node_id,
+                           const std::string& incarnation) {
+  TRY_VOID(check_speaker(peer, incarnation));
+  if (peer.node_id == node_id) return {};
+  return fail(ErrorCode::kDenied, "the call speaks for node '{}', its connection for '{}'",
+              cut(node_id), peer.node_id);
+}
+
+void set_party(NodeInfo& info, const rpc::Peer& peer) {
+  info.principals = rpc::principals_of(peer);
+  if (peer.proof == rpc::Proof::kCertificate && !peer.principals.empty()) {
+    info.party = peer.principals.front();
+  } else if (peer.proof == rpc::Proof::kSecret) {
+    info.party = "host " + host_of(peer.address);
+  }
 }
 
 std::string host_of(const std::string& address) {

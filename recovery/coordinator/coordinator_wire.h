@@ -57,6 +57,10 @@ WireEnum(const std::pair<Core, Wire> (&)[N]) -> WireEnum<Core, Wire, N>;
 Result<void> check_text(std::string_view what, std::string_view text);
 // Only a process itself may speak for its incarnation.
 Result<void> check_speaker(const rpc::Peer& peer, const std::string& incarnation);
+Result<void> check_speaker(const rpc::Peer& peer, const std::string& node_id,
+                           const std::string& incarnation);
+// From what the connection has proven.
+void set_party(NodeInfo& info, const rpc::Peer& peer);
 // The host part of "10.0.0.3:51234"; "" when it is malformed.
 std::string host_of(const std::string& address);
 

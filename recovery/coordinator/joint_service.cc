@@ -60,7 +60,7 @@ void JointService::wake_waiters() {
 
 async::Task<Result<std::string>> JointService::report(rpc::Peer peer, std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::JointReport>(body));
-  CO_TRY_VOID(check_speaker(peer, request.incarnation()));
+  CO_TRY_VOID(check_speaker(peer, request.node_id(), request.incarnation()));
   CO_TRY(const JointReport report, from_proto(request));
   const TimePoint until =
       steady_now() +

@@ -162,11 +162,18 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   FleetWatch watch(identity.incarnation);
   GrantSigner signer(identity, options.timing.grant_ttl);
   Services services{
-      {core, watch, committer, {signer, options.timing, options.may_answer, options.tracer}},
-      {executor, core, options.may_answer, options.tracer},
+      {core,
+       watch,
+       committer,
+       {signer, options.timing, options.may_answer, options.tracer, &options.access}},
+      {executor, core, options.may_answer, options.tracer, &options.access},
       {executor, core, options.may_answer, options.tracer}};
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
   if (options.tracer != nullptr) server->trace_calls(*options.tracer);
+  server->guard_calls(options.access);
+  core.set_may_claim([&options](const Member& member, const Holding& holding) -> Result<void> {
+    return options.access.may_announce(member.info.principals, holding.id.model);
+  });
   services.attach(*server);
   rpc::serve_drills(*server, executor, {options.options.allow_drills});
   const CountedTerm counted(begun ? options.metrics : nullptr, core, *server);

@@ -7,6 +7,7 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
+#include "recovery/coordinator/access_control.h"
 #include "recovery/coordinator/coordinator.h"
 #include "recovery/coordinator/core/types.h"
 #include "recovery/coordinator/state_records.h"
@@ -62,6 +63,7 @@ struct TermOptions {
   StatusPage& page;
   // nullptr: operations leave no spans.
   trace::Tracer* tracer = nullptr;
+  AccessControl& access;
 };
 
 // Leads one term: from the state in `store`, in its epoch + 1, until `stop` is set. Sets `stop`

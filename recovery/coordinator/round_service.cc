@@ -140,8 +140,13 @@ void RoundTraces::record_rank(const trace::Context& update, const RoundPlace& pl
 }
 
 RoundService::RoundService(boost::asio::any_io_executor executor, Core& core,
-                           std::function<Result<void>()> may_answer, trace::Tracer* tracer)
-    : core_(core), gate_(std::move(may_answer)), changed_(std::move(executor)), traces_(tracer) {}
+                           std::function<Result<void>()> may_answer, trace::Tracer* tracer,
+                           const AccessControl* access)
+    : core_(core),
+      gate_(std::move(may_answer)),
+      access_(access),
+      changed_(std::move(executor)),
+      traces_(tracer) {}
 
 void RoundService::attach(rpc::RpcServer& server) {
   gate_.serve(server, proto::COORDINATOR_ROUND, [this](rpc::Peer peer, std::string body) {
@@ -152,8 +157,8 @@ void RoundService::attach(rpc::RpcServer& server) {
   });
   gate_.serve(server, proto::COORDINATOR_PLAN_UPDATE,
               [this](const rpc::Peer&, std::string body) { return plan_update(std::move(body)); });
-  gate_.serve(server, proto::COORDINATOR_UPDATE_STATUS, [this](const rpc::Peer&, std::string body) {
-    return update_status(std::move(body));
+  gate_.serve(server, proto::COORDINATOR_UPDATE_STATUS, [this](rpc::Peer peer, std::string body) {
+    return update_status(std::move(peer), std::move(body));
   });
 }
 
@@ -175,7 +180,7 @@ proto::RoundOrders RoundService::orders_of(const std::string& node_id) const {
 
 async::Task<Result<std::string>> RoundService::report_round(rpc::Peer peer, std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::RoundReport>(body));
-  CO_TRY_VOID(check_speaker(peer, request.incarnation()));
+  CO_TRY_VOID(check_speaker(peer, request.node_id(), request.incarnation()));
   CO_TRY(RoundReport report, from_proto(request, steady_now()));
   report.wait = wait_of(request.wait_ms());
   const TimePoint until = steady_now() + report.wait;
@@ -233,15 +238,17 @@ async::Task<Result<std::string>> RoundService::plan_update(std::string body) {
   co_return to_proto(plan).SerializeAsString();
 }
 
-async::Task<Result<std::string>> RoundService::update_status(std::string body) {
+async::Task<Result<std::string>> RoundService::update_status(rpc::Peer peer, std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::UpdateStatusRequest>(body));
   const TimePoint until = steady_now() + wait_of(request.wait_ms());
   for (;;) {
     const Round* round = core_.rounds().find(request.round());
-    if (round == nullptr) {
+    const bool hidden =
+        round != nullptr && access_ != nullptr && !access_->may_read(peer, round->id().model);
+    if (round == nullptr || hidden) {
       co_return fail(ErrorCode::kNotFound,
-                     "round {} is not known here: the coordinator has started since, or the round "
-                     "was over long ago",
+                     "round {} is not known here: the coordinator has started since, the round was "
+                     "over long ago, or its model is not yours to read",
                      request.round());
     }
     const TimePoint at = steady_now();

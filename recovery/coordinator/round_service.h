@@ -62,7 +62,8 @@ class RoundTraces {
 class RoundService {
  public:
   RoundService(boost::asio::any_io_executor executor, Core& core,
-               std::function<Result<void>()> may_answer, trace::Tracer* tracer = nullptr);
+               std::function<Result<void>()> may_answer, trace::Tracer* tracer = nullptr,
+               const AccessControl* access = nullptr);
   void attach(rpc::RpcServer& server);
   // Time has passed in the core: calls that wait for a change of the rounds look again.
   void wake_waiters();
@@ -72,11 +73,13 @@ class RoundService {
   async::Task<Result<std::string>> begin_update(rpc::Peer peer, std::string body);
   async::Task<Result<std::string>> plan_update(std::string body);
   async::Task<Result<std::string>> report_round(rpc::Peer peer, std::string body);
-  async::Task<Result<std::string>> update_status(std::string body);
+  async::Task<Result<std::string>> update_status(rpc::Peer peer, std::string body);
   proto::RoundOrders orders_of(const std::string& node_id) const;
 
   Core& core_;
   const AnswerGate gate_;
+  // nullptr: everybody may read everything.
+  const AccessControl* const access_;
   async::Notifier changed_;
   std::uint64_t seen_revision_ = 0;
   RoundLog log_;

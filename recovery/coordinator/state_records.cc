@@ -69,6 +69,7 @@ std::string encode_version(std::string_view stored, const ModelVersion& id,
   if (version.replicas) record.set_replicas(*version.replicas);
   record.set_ready(version.ready);
   set_digests(*record.mutable_parts(), version.parts);
+  record.set_announced(version.announced);
   return record.SerializeAsString();
 }
 
@@ -99,7 +100,8 @@ Result<void> take_version(const std::string& key, std::string_view bytes, Durabl
       record.retiring(),
       record.has_replicas() ? std::optional(record.replicas()) : std::nullopt,
       record.ready(),
-      {parts.begin(), parts.end()}};
+      {parts.begin(), parts.end()},
+      record.announced()};
   return {};
 }
 

@@ -109,6 +109,9 @@ struct ServerLimits {
   std::chrono::milliseconds idle_timeout{60000};
 };
 
+// Decides which calls run; see method_rules.h.
+class CallGuard;
+
 class RpcServer {
  public:
   virtual ~RpcServer() = default;
@@ -129,6 +132,9 @@ class RpcServer {
   // Before listen(). Each call that belongs to a trace becomes a span. The tracer outlives the
   // server's close().
   virtual void trace_calls(trace::Tracer& tracer) = 0;
+  // Before listen(). Asked about each call whose method needs a right or is audited. Without one
+  // the roles alone decide. It outlives the server.
+  virtual void guard_calls(CallGuard& guard) = 0;
   virtual std::size_t connection_count() const = 0;
   // Stops accepting, cancels handlers and waits until all have ended, at most until the deadline.
   virtual async::Task<void> close(std::chrono::milliseconds deadline) = 0;

@@ -26,6 +26,7 @@ class Server final : public RpcServer {
     core_->shared->on_peer_closed = {};
     core_->shared->on_call_ended = {};
     core_->shared->tracer = nullptr;
+    core_->shared->guard = nullptr;
   }
 
   void handle(proto::Method method, Handler handler, bool local_only) override {
@@ -42,6 +43,7 @@ class Server final : public RpcServer {
     core_->shared->on_call_ended = std::move(callback);
   }
   void trace_calls(trace::Tracer& tracer) override { core_->shared->tracer = &tracer; }
+  void guard_calls(CallGuard& guard) override { core_->shared->guard = &guard; }
   Result<std::string> listen(const std::string& address) override {
     std::string bound;
     TRY(UniqueFd fd, listen_tcp(address, bound));

@@ -39,6 +39,7 @@ struct ServerConnection::Call {
   std::uint32_t method = 0;
   TimePoint began = steady_clock::now();
   std::string what;
+  CallObject object;
   trace::RunningSpan span;
   // Of the handler.
   asio::cancellation_signal signal;
@@ -210,6 +211,9 @@ async::Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self
   if (auto greeted = co_await self->greet(); !greeted) {
     if (connection.is_open()) {
       log_refusal(*self->shared_, self->peer_.address, greeted.error());
+      if (self->shared_->guard != nullptr) {
+        self->shared_->guard->refused(self->peer_.address, greeted.error());
+      }
       co_await connection.refuse(std::move(greeted).error());
     }
     co_return;
@@ -276,9 +280,12 @@ void ServerConnection::on_request(proto::Request request) {
   if (request.deadline_ms() == 0) {
     return respond(id, fail(ErrorCode::kInvalid, "a call needs a deadline"));
   }
+  auto object = admit(request);
+  if (!object) return respond(id, fail(std::move(object).error()));
   if (found->second.at_once) {
     const TimePoint began = steady_clock::now();
     auto answer = answer_at_once(found->second, request);
+    tell_guard(static_cast<proto::Method>(request.method()), *object, answer);
     count(request.method(), !answer, began);
     return respond(id, std::move(answer));
   }
@@ -288,6 +295,7 @@ void ServerConnection::on_request(proto::Request request) {
   }
   const auto call = std::make_shared<Call>(connection_->executor(), id);
   call->method = request.method();
+  call->object = *std::move(object);
   call->what = proto::Method_Name(static_cast<proto::Method>(request.method()));
   call->span = begin_span(request);
   calls_.emplace(id, call);
@@ -297,6 +305,34 @@ void ServerConnection::on_request(proto::Request request) {
   });
   shared_->tasks.spawn("rpc.call", run_call(shared_from_this(), call, found->second,
                                             std::move(*request.mutable_body())));
+}
+
+Result<CallObject> ServerConnection::admit(const proto::Request& request) const {
+  const auto method = static_cast<proto::Method>(request.method());
+  const MethodRule* const rule = rule_of(method);
+  const auto judge = [&]() -> Result<CallObject> {
+    if (rule == nullptr) {
+      return fail(ErrorCode::kDenied, "{} has no rule here, so nobody may call it",
+                  proto::Method_Name(method));
+    }
+    TRY_VOID(check_role(peer_, *rule));
+    const bool guarded = rule->verb != Verb::kNone || rule->audited;
+    if (shared_->guard == nullptr || !guarded) return CallObject{};
+    TRY(CallObject object, object_of(method, request.body()));
+    TRY_VOID(shared_->guard->admit(peer_, *rule, object));
+    return object;
+  };
+  auto object = judge();
+  if (!object && shared_->guard != nullptr) shared_->guard->denied(peer_, method, object.error());
+  return object;
+}
+
+void ServerConnection::tell_guard(proto::Method method, const CallObject& object,
+                                  const Result<std::string>& result) const {
+  const MethodRule* const rule = rule_of(method);
+  if (shared_->guard == nullptr || rule == nullptr || !rule->audited) return;
+  shared_->guard->ended(peer_, method, object,
+                        result ? Result<void>() : fail(Error(result.error())));
 }
 
 trace::RunningSpan ServerConnection::begin_span(const proto::Request& request) const {
@@ -366,6 +402,7 @@ async::Task<void> ServerConnection::run_call(std::shared_ptr<ServerConnection> s
     result = handler_failed(call->what, why, /*quiet=*/call->cancelled);
   }
   self->count(call->method, !result, call->began);
+  self->tell_guard(static_cast<proto::Method>(call->method), call->object, result);
   call->span.end(result);
   self->respond_once(*call, std::move(result));
 }

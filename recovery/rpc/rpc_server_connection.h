@@ -8,6 +8,7 @@
 
 #include <boost/asio/any_io_executor.hpp>
 
+#include "recovery/rpc/method_rules.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/rpc/rpc_connection.h"
 #include "src/async/task_group.h"
@@ -33,6 +34,8 @@ struct ServerShared {
   std::function<void(proto::Method, bool failed, Duration took)> on_call_ended;
   // nullptr: calls are not traced.
   trace::Tracer* tracer = nullptr;
+  // nullptr: the roles alone decide.
+  CallGuard* guard = nullptr;
   // Strangers must not fill the log.
   TimePoint next_refusal_log{};
   std::uint64_t unlogged_refusals = 0;
@@ -67,6 +70,10 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   async::Task<Result<void>> exchange_proofs(std::string secret, proto::Frame own,
                                             proto::Frame theirs);
   void on_request(proto::Request request);
+  // May the peer make this call? Tells the guard of a refusal.
+  Result<CallObject> admit(const proto::Request& request) const;
+  void tell_guard(proto::Method method, const CallObject& object,
+                  const Result<std::string>& result) const;
   // The span of a call that belongs to a trace.
   trace::RunningSpan begin_span(const proto::Request& request) const;
   Peer caller_of(const trace::RunningSpan& span) const;

@@ -89,6 +89,39 @@ TEST(CoordinatorMembership, Row30AClosedConnectionOrDeathFreesTheNodeId) {
   EXPECT_TRUE(world.enroll(third)) << "the second is dead";
 }
 
+TEST(CoordinatorMembership, AStolenIncarnationFromAnotherHostTakesNoNodeOver) {
+  CoreWorld world;
+  NodeInfo a = world.node("a");
+  a.party = "host 10.0.0.3";
+  ASSERT_TRUE(world.enroll(a));
+  ASSERT_TRUE(world.announce(a, {CoreWorld::holding(kV1)}));
+  NodeInfo thief = a;
+  thief.party = "host 10.0.0.66";
+  thief.control_endpoint = "10.0.0.66:7400";
+  EXPECT_EQ(world.enroll(thief).error().code(), ErrorCode::kDenied);
+  const Member& member = world.core->fleet().members.all().at("a");
+  EXPECT_EQ(member.info.control_endpoint, "a:7400");
+  EXPECT_EQ(member.holdings.all().size(), 1u) << "it keeps its copies";
+  world.disconnect(a);
+  EXPECT_EQ(world.enroll(thief).error().code(), ErrorCode::kUnavailable)
+      << "its owner may come back at once, and nobody else";
+  EXPECT_EQ(world.core->fleet().members.all().at("a").holdings.all().size(), 1u);
+  ASSERT_TRUE(world.enroll(a));
+}
+
+TEST(CoordinatorMembership, AnotherHostGetsANodeIdOnceItsHolderIsSilent) {
+  CoreWorld world;
+  NodeInfo a = world.node("a");
+  a.party = "host 10.0.0.3";
+  ASSERT_TRUE(world.enroll(a));
+  NodeInfo moved = world.node("a");
+  moved.party = "host 10.0.0.4";
+  world.disconnect(a);
+  EXPECT_EQ(world.enroll(moved).error().code(), ErrorCode::kUnavailable);
+  world.pass(1s);
+  EXPECT_TRUE(world.enroll(moved));
+}
+
 TEST(CoordinatorMembership, TheEndOfAnOlderConnectionDoesNotCount) {
   CoreWorld world;
   const NodeInfo a = world.node("a");

@@ -1,13 +1,28 @@
 // A coordinator for tests: coordinator_main LISTEN STATE_DIR [--secret FILE] [--failpoints SPEC]
-// [--dead-after MS]
+// [--dead-after MS] [--rights FILE] [--audit FILE]
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "recovery/coordinator/coordinator.h"
+#include "recovery/rpc/rights.h"
 #include "src/base/failpoint.h"
+
+namespace {
+
+using rekindle::coordinator::CoordinatorOptions;
+
+rekindle::Result<CoordinatorOptions> reread(const std::string& file, CoordinatorOptions options) {
+  TRY(auto rights, rekindle::rpc::Rights::read(file));
+  options.rights = std::make_shared<const rekindle::rpc::Rights>(std::move(rights));
+  return options;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   if (argc < 3 || argc % 2 == 0) return 2;
@@ -17,6 +32,13 @@ int main(int argc, char** argv) {
   for (int i = 3; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
     if (name == "--secret") options.credentials.secret_file = argv[i + 1];
+    if (name == "--rights") {
+      auto rights = rekindle::rpc::Rights::read(argv[i + 1]);
+      if (!rights) return 2;
+      options.rights = std::make_shared<const rekindle::rpc::Rights>(*std::move(rights));
+      options.reread = [file = std::string(argv[i + 1]), options] { return reread(file, options); };
+    }
+    if (name == "--audit") options.audit = argv[i + 1];
     if (name == "--dead-after") {
       options.dead_after = std::chrono::milliseconds(std::stoul(argv[i + 1]));
       options.suspect_after = options.dead_after / 2;

@@ -264,13 +264,18 @@ TEST(CoordinatorPulls, Row36ASourceThatServedWrongBytesIsQuarantinedWithBackOff)
   const NodeInfo a = world.holder("a", kV1);
   const NodeInfo b = world.holder("b", kV1);
   const NodeInfo p = world.node("p");
+  const NodeInfo o = world.node("o");
   const auto pull = world.open(p, "qwen3");
+  const auto other = world.open(o, "qwen3");
   const SourceReport bad = quarantine_report(a);
   EXPECT_THAT(CoreWorld::names(world.progress(p, *pull, {bad})->sources), ElementsAre("b"));
+  EXPECT_EQ(world.open(world.node("q"), "qwen3")->sources.size(), 2u) << "one report is not enough";
+  EXPECT_THAT(CoreWorld::names(world.progress(o, *other, {bad})->sources), ElementsAre("b"));
   EXPECT_THAT(world.sources("q"), ElementsAre("b"));
   for (int i = 0; i < 90; ++i) {  // A repeated report adds nothing.
     world.pass(100ms, {a, b});
     ASSERT_TRUE(world.progress(p, *pull, {bad}));
+    ASSERT_TRUE(world.progress(o, *other, {bad}));
   }
   world.pass(1100ms, {a, b});
   EXPECT_EQ(world.open(world.node("q"), "qwen3")->sources.size(), 2u) << "10 s have passed";
@@ -368,7 +373,10 @@ TEST(CoordinatorQuarantine, OnePullersReportDoesNotKeepOtherPullersOut) {
 TEST(CoordinatorQuarantine, AQuarantinedSourceIsOfferedOnlyWithoutAnotherWholeCopy) {
   RunningPull world;
   const SourceReport bad = quarantine_report(world.a);
+  const NodeInfo o = world.node("o");
+  const auto other = world.open(o, "qwen3");
   ASSERT_TRUE(world.go_on({bad}));
+  ASSERT_TRUE(world.progress(o, *other, {bad}));
   world.filling("growing");
   const auto both = world.open(world.node("q"), "qwen3");
   EXPECT_EQ(both->sources.size(), 2u) << "a node that fills up is no whole copy";
@@ -389,6 +397,100 @@ TEST(CoordinatorQuarantine, AnUnknownModelIsStillNotFound) {
   const auto absent = world.open(world.node("q"), "absent");
   ASSERT_FALSE(absent);
   EXPECT_EQ(absent.error().code(), ErrorCode::kNotFound);
+}
+
+// A client has read the ids of the holders in the status.
+TEST(CoordinatorQuarantine, EightInventedPullsQuarantineNoHonestHolder) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo b = world.holder("b", kV1);
+  for (std::uint8_t i = 1; i <= 8; ++i) {
+    PullId invented;
+    invented.bytes.fill(i);
+    const auto answer = world.core->pull_progress(
+        {invented, world.node("liar"), kV1, 0, 1000, {quarantine_report(a), quarantine_report(b)}},
+        world.now);
+    ASSERT_TRUE(answer) << answer.error().message();
+  }
+  for (const char* const name : {"a", "b"}) {
+    const Member& member = world.core->fleet().members.all().at(name);
+    EXPECT_EQ(state_name(member, world.now), "alive");
+    EXPECT_EQ(member.standing.health.at(world.now), 1);
+  }
+}
+
+TEST(CoordinatorQuarantine, APartyThatOpensManyPullsCountsAsOne) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  for (int i = 0; i < 8; ++i) {
+    NodeInfo liar = world.node("liar");
+    liar.party = "spiffe://example.org/rekindle/client/liar";
+    const auto pull = world.open(liar, "qwen3");
+    ASSERT_TRUE(pull);
+    ASSERT_TRUE(world.progress(liar, *pull, {quarantine_report(a)}));
+  }
+  EXPECT_EQ(state_name(world.core->fleet().members.all().at("a"), world.now), "alive");
+  EXPECT_THAT(world.sources("honest"), ElementsAre("a"));
+}
+
+TEST(CoordinatorQuarantine, AReportOnASourceThatWasNeverGrantedDoesNotCount) {
+  CoreWorld world({.max_sources_per_pull = 1});
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo b = world.holder("b", kV1);
+  for (const char* const name : {"p", "o"}) {
+    const NodeInfo puller = world.node(name);
+    const auto pull = world.open(puller, "qwen3");
+    ASSERT_EQ(pull->sources.size(), 1u);
+    const bool has_a = pull->sources[0].node.node_id == "a";
+    const SourceReport wrong = quarantine_report(has_a ? b : a);
+    const SourceReport lost = lost_report(has_a ? b : a);
+    ASSERT_TRUE(
+        world.core->pull_progress({pull->pull_id, puller, kV1, 0, 1000, {wrong}}, world.now));
+    ASSERT_TRUE(
+        world.core->pull_progress({pull->pull_id, puller, kV1, 0, 1000, {lost}}, world.now));
+  }
+  for (const char* const name : {"a", "b"}) {
+    EXPECT_EQ(state_name(world.core->fleet().members.all().at(name), world.now), "alive");
+    EXPECT_FALSE(world.core->fleet().members.all().at(name).standing.is_lost(world.now));
+  }
+}
+
+TEST(CoordinatorPulls, ANumberThatAMemberMerelyAnnouncesIsNotLatest) {
+  CoreWorld world;
+  const NodeInfo publisher = world.node("publisher");
+  ASSERT_TRUE(world.enroll(publisher));
+  const Holding real = CoreWorld::holding(kV1);
+  ASSERT_TRUE(world.core->publish("publisher", publisher.incarnation, kV1, real.root,
+                                  real.tensor_set, 1000, world.now));
+  ASSERT_TRUE(world.announce(publisher, {real}));
+  const ModelVersion highest{"qwen3", UINT64_MAX};
+  world.holder("member", highest, 66);
+  EXPECT_EQ(world.open(world.node("p"), "qwen3")->id, kV1);
+  EXPECT_EQ(*world.core->latest("qwen3", world.now), kV1);
+  world.restart();
+  ASSERT_TRUE(world.enroll(publisher));
+  ASSERT_TRUE(world.announce(publisher, {real}));
+  EXPECT_EQ(*world.core->latest("qwen3", world.now), kV1) << "the state says who claimed what";
+}
+
+TEST(CoordinatorPulls, AMemberWithoutTheRightMakesNoVersionKnown) {
+  CoreWorld world;
+  world.core->set_may_claim([](const Member& member, const Holding&) -> Result<void> {
+    if (member.info.node_id == "trainer") return {};
+    return fail(ErrorCode::kDenied, "no line gives {} the right `publish`", member.info.node_id);
+  });
+  const NodeInfo member = world.node("member");
+  ASSERT_TRUE(world.enroll(member));
+  const auto conflicts = world.announce(member, {CoreWorld::holding(kV1)});
+  ASSERT_TRUE(conflicts);
+  ASSERT_EQ(conflicts->size(), 1u);
+  EXPECT_THAT((*conflicts)[0].why, HasSubstr("`publish`"));
+  EXPECT_TRUE((*conflicts)[0].again) << "the copy stays where it is";
+  EXPECT_TRUE(world.disk.versions.empty());
+  EXPECT_FALSE(world.core->latest("qwen3", world.now));
+  world.holder("trainer", kV1);
+  EXPECT_THAT(*world.announce(member, {CoreWorld::holding(kV1)}), IsEmpty());
+  EXPECT_EQ(world.open(world.node("p"), "qwen3")->sources.size(), 2u);
 }
 
 }  // namespace

@@ -362,10 +362,14 @@ TEST_F(LetGo, WhoServedWrongBytesDoesNotKeepItForOthers) {
   const NodeInfo a = world_.holder("a", kV1);
   const NodeInfo b = world_.holder("b", kV1);
   const NodeInfo puller = world_.node("p");
+  const NodeInfo other = world_.node("o");
   const auto pull = world_.open(puller, "qwen3", 1);
   ASSERT_TRUE(pull);
+  const auto second = world_.open(other, "qwen3", 1);
+  ASSERT_TRUE(second);
   const SourceReport wrong = quarantine_report(b);
   ASSERT_TRUE(world_.progress(puller, *pull, {wrong}));
+  ASSERT_TRUE(world_.progress(other, *second, {wrong}));
   EXPECT_THAT(denied(a), HasSubstr("other holders: b (quarantined)"));
 }
 

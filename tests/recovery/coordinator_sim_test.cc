@@ -293,8 +293,8 @@ class Simulation {
       ASSERT_EQ(offer.grant.root, root);
       ASSERT_TRUE(serials_.insert(offer.grant.serial).second) << "a serial twice";
       const auto struck = quarantined_.find(offer.grant.source);
-      if (struck != quarantined_.end() && struck->second.first == life_ &&
-          now_ < struck->second.second) {
+      if (struck != quarantined_.end() && struck->second.life == life_ &&
+          now_ < struck->second.until && struck->second.by.size() > 1) {
         ASSERT_FALSE(has_good_copy(puller, id, root)) << "offered in quarantine";
       }
     }
@@ -338,20 +338,23 @@ class Simulation {
     }
     send([this, progress] {
       const auto known = core_->pulls().table().all().find(progress.pull_id);
-      const std::vector<SourceReport> before = known == core_->pulls().table().all().end()
-                                                   ? std::vector<SourceReport>()
-                                                   : known->second.reports.all();
+      const bool is_known = known != core_->pulls().table().all().end();
+      const Pull before = is_known ? known->second : Pull();
       const auto answer = core_->pull_progress(progress, now_);
       if (!answer) return;
       ++answers_;
-      for (const SourceReport& report : progress.sources) note_strike(report, before);
+      for (const SourceReport& report : progress.sources)
+        note_strike(progress.puller.incarnation, report, before);
       check_offers(progress.puller, progress.id, core_->fleet().catalog.find(progress.id)->root,
                    answer->sources);
     });
   }
 
-  void note_strike(const SourceReport& report, const std::vector<SourceReport>& before) {
-    const bool repeated = std::any_of(before.begin(), before.end(), [&](const SourceReport& old) {
+  // `before`: the pull as it was.
+  void note_strike(const Incarnation& puller, const SourceReport& report, const Pull& before) {
+    if (!before.opened_here || !before.granted.contains(report.incarnation)) return;
+    const auto& reports = before.reports.all();
+    const bool repeated = std::any_of(reports.begin(), reports.end(), [&](const SourceReport& old) {
       return old.incarnation == report.incarnation && old.quarantine;
     });
     const auto member = core_->fleet().members.all().find(report.node_id);
@@ -359,9 +362,10 @@ class Simulation {
         member->second.info.incarnation != report.incarnation) {
       return;
     }
-    auto& [life, until] = quarantined_[report.incarnation];
-    until = std::max(life == life_ ? until : TimePoint{}, now_ + timing_.quarantine_first);
-    life = life_;
+    Quarantine& quarantine = quarantined_[report.incarnation];
+    if (quarantine.life != life_ || quarantine.until <= now_) quarantine = {life_, {}, {}};
+    quarantine.by.insert(puller);
+    quarantine.until = std::max(quarantine.until, now_ + timing_.quarantine_first);
   }
 
   void send_retire() {
@@ -400,7 +404,12 @@ class Simulation {
   std::map<ModelVersion, Digest> roots_;
   std::set<ModelVersion> retired_;
   std::set<std::uint64_t> serials_;
-  std::map<Incarnation, std::pair<std::uint64_t, TimePoint>> quarantined_;  // life, until
+  struct Quarantine {
+    std::uint64_t life = 0;
+    TimePoint until;
+    std::set<Incarnation> by;
+  };
+  std::map<Incarnation, Quarantine> quarantined_;
 };
 
 constexpr std::uint64_t kFixed = testing::effort(3000);

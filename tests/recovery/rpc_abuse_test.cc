@@ -31,7 +31,7 @@ class RpcAbuse : public ::testing::Test {
   }
   Result<std::shared_ptr<RpcClient>> connect() {
     return loop_.run(
-        RpcClient::connect(server_->address(), make_identity(proto::ROLE_CLIENT, "good"), 10s));
+        RpcClient::connect(server_->address(), make_identity(proto::ROLE_PULLER, "good"), 10s));
   }
   void expect_served() {
     const auto client = connect();
@@ -107,7 +107,7 @@ TEST_F(RpcAbuse, BeforeItsHelloAPeerMaySendLittle) {
   serve();
   RawPeer peer(server_->address());
   proto::Frame frame;
-  *frame.mutable_hello() = make_hello(make_identity(proto::ROLE_CLIENT, "big"), "", {});
+  *frame.mutable_hello() = make_hello(make_identity(proto::ROLE_PULLER, "big"), "", {});
   frame.mutable_hello()->set_software(std::string(kMaxHelloFrameBytes, 's'));
   (void)peer.send(frame);
   const auto refusal = peer.read();

@@ -39,7 +39,7 @@ class RpcCall : public ::testing::Test {
   }
   std::shared_ptr<RpcClient> connect() {
     auto client =
-        loop_.run(RpcClient::connect(address_, make_identity(proto::ROLE_CLIENT, "tester"), 5s));
+        loop_.run(RpcClient::connect(address_, make_identity(proto::ROLE_AGENT, "tester"), 5s));
     EXPECT_TRUE(client) << client.error().message();
     clients_.push_back(*client);
     return *client;

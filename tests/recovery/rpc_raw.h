@@ -106,7 +106,7 @@ class RawPeer {
   }
   bool greet() {
     proto::Frame frame;
-    Identity identity = make_identity(proto::ROLE_CLIENT, "raw");
+    Identity identity = make_identity(proto::ROLE_PULLER, "raw");
     // A peer of protocol 2, which has no key.
     identity.key = nullptr;
     *frame.mutable_hello() = make_hello(identity, "", {});

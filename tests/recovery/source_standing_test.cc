@@ -55,29 +55,51 @@ TEST(SourceStanding, AQuarantineDoublesUpToItsMaximum) {
   const Timing timing;
   SourceStanding standing;
   TimePoint now = kStart;
+  standing.strike(incarnation(1), "x", timing, now);
   for (const Duration expected : {Duration(10s), Duration(20s), Duration(40s)}) {
     EXPECT_FALSE(standing.quarantined(now));
-    standing.strike(incarnation(1), timing, now);
+    standing.strike(incarnation(2), "y", timing, now);
     EXPECT_EQ(standing.quarantined_until(), now + expected);
     now = standing.quarantined_until();
   }
   for (int i = 0; i < 40; ++i) {
-    standing.strike(incarnation(1), timing, now);
-    now = standing.quarantined_until();
+    standing.strike(incarnation(1), "x", timing, now);
+    standing.strike(incarnation(2), "y", timing, now);
+    now = std::max(standing.quarantined_until(), standing.kept_from_until(incarnation(1)));
   }
-  standing.strike(incarnation(1), timing, now);
+  standing.strike(incarnation(2), "y", timing, now);
   EXPECT_EQ(standing.quarantined_until(), now + timing.quarantine_max);
+}
+
+TEST(SourceStanding, OnePartyAloneQuarantinesNobodyHoweverManyPullersItHas) {
+  const Timing timing;
+  SourceStanding standing;
+  for (std::uint8_t i = 1; i <= 8; ++i) standing.strike(incarnation(i), "liar", timing, kStart);
+  EXPECT_FALSE(standing.quarantined(kStart));
+  EXPECT_TRUE(standing.struck_by(incarnation(8), kStart)) << "its own pullers do without";
+  EXPECT_FALSE(standing.struck_by(incarnation(9), kStart));
+  EXPECT_EQ(standing.kept_from_until(incarnation(8)), kStart + timing.quarantine_first);
+  standing.strike(incarnation(9), "other", timing, kStart + 1min);
+  EXPECT_TRUE(standing.quarantined(kStart + 1min)) << "two parties have found it bad lately";
+}
+
+TEST(SourceStanding, AnOldAccusationNeedsAnotherOne) {
+  const Timing timing;
+  SourceStanding standing;
+  standing.strike(incarnation(1), "x", timing, kStart);
+  const TimePoint later = kStart + timing.quarantine_max + 1s;
+  standing.strike(incarnation(2), "y", timing, later);
+  EXPECT_FALSE(standing.quarantined(later));
 }
 
 TEST(SourceStanding, RemembersThePullersOfThisQuarantineOnly) {
   const Timing timing;
   SourceStanding standing;
-  standing.strike(incarnation(1), timing, kStart);
-  standing.strike(incarnation(2), timing, kStart);
-  EXPECT_TRUE(standing.struck_by(incarnation(1)));
-  EXPECT_FALSE(standing.struck_by(incarnation(3)));
-  standing.strike(incarnation(3), timing, standing.quarantined_until());
-  EXPECT_FALSE(standing.struck_by(incarnation(1)));
+  standing.strike(incarnation(1), "x", timing, kStart);
+  standing.strike(incarnation(2), "y", timing, kStart);
+  EXPECT_TRUE(standing.struck_by(incarnation(1), kStart));
+  EXPECT_FALSE(standing.struck_by(incarnation(3), kStart));
+  EXPECT_FALSE(standing.struck_by(incarnation(1), standing.quarantined_until()));
 }
 
 Holding shard(std::uint8_t layout, bool verified = true) {

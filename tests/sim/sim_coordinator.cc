@@ -138,13 +138,16 @@ Served<T> SimCoordinator::leave(Result<T> answer) {
   return answer;
 }
 
-// The answer says that these copies count: from now on `latest` may be no older.
+// The answer says that these copies count: from now on `latest` may be no older than those of them
+// that a publisher has claimed.
 void SimCoordinator::note_announced(const std::vector<Holding>& holdings,
                                     const std::vector<AnnounceConflict>& conflicts) {
   for (const Holding& holding : holdings) {
     const bool left_out = std::ranges::any_of(
         conflicts, [&](const AnnounceConflict& conflict) { return conflict.id == holding.id; });
     if (left_out || !holding.whole || !holding.complete || !holding.verified) continue;
+    const DurableVersion* version = core_->fleet().catalog.find(holding.id);
+    if (version == nullptr || version->announced) continue;
     if (!maybe_retired_.contains(holding.id)) known_ready_.insert(holding.id);
   }
 }
@@ -372,7 +375,8 @@ void SimCoordinator::check_offers(const NodeInfo& puller, const ModelVersion& id
     if (struck != quarantined_.end() && struck->second.until > clock()) {
       require(!struck->second.struck_by.contains(puller.incarnation),
               "{} is offered to {}, which has found it bad", name, puller.node_id);
-      require(!has_good_copy(puller, id, root), "{} is in quarantine and is offered", name);
+      require(struck->second.struck_by.size() < 2 || !has_good_copy(puller, id, root),
+              "{} is in quarantine and is offered", name);
     }
     require(
         !is_new || !offer.complete ||
@@ -397,8 +401,7 @@ bool SimCoordinator::has_good_copy(const NodeInfo& puller, const ModelVersion& i
 
 Served<PullProgressAnswer> SimCoordinator::pull_progress(const PullProgress& progress) {
   const auto known = core_->pulls().table().all().find(progress.pull_id);
-  const auto before = known == core_->pulls().table().all().end() ? std::vector<SourceReport>()
-                                                                  : known->second.reports.all();
+  const Pull before = known == core_->pulls().table().all().end() ? Pull() : known->second;
   auto answer = core_->pull_progress(progress, enter());
   if (answer) {
     note_strikes(progress, before);
@@ -409,10 +412,11 @@ Served<PullProgressAnswer> SimCoordinator::pull_progress(const PullProgress& pro
   return leave(std::move(answer));
 }
 
-void SimCoordinator::note_strikes(const PullProgress& progress,
-                                  const std::vector<SourceReport>& before) {
+void SimCoordinator::note_strikes(const PullProgress& progress, const Pull& before) {
+  if (!before.opened_here) return;
   for (const SourceReport& report : progress.sources) {
-    const bool repeated = std::ranges::any_of(before, [&](const SourceReport& old) {
+    if (!before.granted.contains(report.incarnation)) continue;
+    const bool repeated = std::ranges::any_of(before.reports.all(), [&](const SourceReport& old) {
       return old.incarnation == report.incarnation && old.quarantine;
     });
     const auto member = core_->fleet().members.all().find(report.node_id);

@@ -117,7 +117,8 @@ class SimCoordinator {
   void check_latest(const std::string& model, std::uint64_t version) const;
   void check_fetch(const NodeInfo& info, const Heartbeat& heartbeat, const HeartbeatAnswer& answer);
   void forget_ended_fetches();
-  void note_strikes(const PullProgress& progress, const std::vector<SourceReport>& before);
+  // `before`: the pull as it was.
+  void note_strikes(const PullProgress& progress, const Pull& before);
 
   World& world_;
   const Limits limits_;

@@ -12,6 +12,7 @@
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/credentials.h"
 #include "recovery/rpc/otlp_exporter.h"
+#include "recovery/rpc/rights.h"
 #include "src/base/units.h"
 #include "src/bucket/bucket_plan.h"
 #include "src/store/numa.h"
@@ -241,6 +242,14 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
                 parse_size("--recopy-rate", args.recopy_rate));
   options.metrics = args.metrics;
   options.otlp = args.otlp;
+  if (!args.rights.empty()) {
+    if (auto rights = rpc::Rights::read(args.rights)) {
+      options.rights = std::make_shared<const rpc::Rights>(*std::move(rights));
+    } else {
+      problems.check("rights", fail(std::move(rights).error().with_context("--rights")));
+    }
+  }
+  options.audit = args.audit;
   options.allow_drills = args.allow_drills;
   return options;
 }
@@ -330,6 +339,15 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
              "Address of a status page for browsers. Without HOST, it is for this host only;\n"
              "anyone who reaches it may read [none]")
       .type_name("[HOST:]PORT");
+  sub.option("--rights", args.rights,
+             "Who may do what, as JSON (`rekindle auth --help`); read again at SIGHUP\n"
+             "[everybody who may connect has all rights]")
+      .type_name("FILE");
+  sub.option("--audit", args.audit,
+             "Write a line for each change of the fleet, and who made it, to this file, or to "
+             "`syslog`\n"
+             "(`rekindle audit verify`); SIGHUP opens it again [nowhere]")
+      .type_name("FILE");
   sub.flag("--allow-drills", args.allow_drills, "Let `rekindle drill` kill this process [off]");
   add_insecure_option(sub, args.insecure);
 }

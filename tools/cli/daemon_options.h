@@ -71,6 +71,8 @@ struct CoordinatorArgs {
   std::string metrics;
   std::string otlp;
   std::string http;
+  std::string rights;
+  std::string audit;
 };
 
 struct AgentArgs {

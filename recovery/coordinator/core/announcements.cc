@@ -63,9 +63,14 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
     holdings.put(std::move(holding));
     return;
   }
+  if (auto may = may_claim_ ? may_claim_(member, holding) : Result<void>(); !may) {
+    if (known == nullptr) return leave_out(may.error().message(), true);
+    holdings.put(std::move(holding));
+    return;
+  }
   const Durably<void> claimed = fleet_.catalog.claim(
       {holding.id, holding.root, holding.tensor_set, holding.checkpoint_bytes,
-       /*revive=*/false, /*ready=*/holding.whole, /*replicas=*/{}, holding.part_layouts});
+       /*published=*/false, /*ready=*/holding.whole, /*replicas=*/{}, holding.part_layouts});
   if (!claimed.answer && claimed.commit == 0) {
     return leave_out(claimed.answer.error().message(), true);
   }

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "recovery/coordinator/core/fleet_state.h"
@@ -23,14 +25,18 @@ struct Announced {
   std::map<ModelVersion, Digest> waiting;
 };
 
-// Takes the announced copies of a node into its holdings. A verified copy claims its version where
-// the table does not know it, and counts once that claim is durable. A copy whose root contradicts
-// the table is left out and named in the answer. An announcement may make a version READY.
+// Takes the announced copies of a node into its holdings. A verified copy makes its version known
+// where the table does not have it, if the member may do so, and counts once that is durable. Such
+// a version is not `latest` where a publisher has claimed one. A copy whose root contradicts the
+// table is left out and named in the answer. An announcement may make a version READY.
 class Announcements {
  public:
   Announcements(FleetState& fleet, VersionReadiness& readiness)
       : fleet_(fleet), readiness_(readiness) {}
 
+  // May this member make the version of its holding known? Without a check, any member may.
+  using MayClaim = std::function<Result<void>(const Member& member, const Holding& holding)>;
+  void set_may_claim(MayClaim may_claim) { may_claim_ = std::move(may_claim); }
   // `full`: `add` is everything that the node holds.
   Announced take(Member& member, bool full, std::vector<Holding> add,
                  const std::vector<HoldingKey>& remove);
@@ -45,6 +51,7 @@ class Announcements {
 
   FleetState& fleet_;
   VersionReadiness& readiness_;
+  MayClaim may_claim_;
 };
 
 }  // namespace rekindle::coordinator

@@ -35,20 +35,22 @@ Durably<void> Catalog::claim(const Claim& claim) {
                  "retired; publish under a higher version",
                  id.to_string(), id.model, watermark)};
   }
-  const bool revives = known && claim.revive && known->retiring;
+  const bool revives = known && claim.published && known->retiring;
   DurableVersion next{claim.root, claim.tensor_set, claim.checkpoint_bytes};
+  next.announced = !claim.published;
   if (known && !revives) next = *known;
   if (known) {
     next.replicas = known->replicas;
     next.parts = known->parts;
   }
+  if (claim.published) next.announced = false;
   if (claim.replicas) next.replicas = claim.replicas;
   if (!claim.parts.empty()) next.parts = claim.parts;
   if (claim.ready && !next.retiring) next.ready = true;
   if (!known || next != *known) return {{}, table_.set_version(id, next)};
   // An agent that announces durable versions does not wait for the disk.
   const auto* durable = find(id);
-  const bool holds = !claim.revive && durable != nullptr && *durable == next;
+  const bool holds = !claim.published && durable != nullptr && *durable == next;
   return {{}, holds ? 0 : table_.keep_version(id)};
 }
 
@@ -117,12 +119,15 @@ const DurableVersion* Catalog::find(const ModelVersion& id) const {
 
 std::optional<ModelVersion> Catalog::latest(const std::string& model) const {
   const auto begin = live_.lower_bound({model, 0});
+  std::optional<ModelVersion> announced;
   auto it = live_.upper_bound({model, UINT64_MAX});
   while (it != begin) {
     --it;
-    if (find(*it)->ready) return *it;
+    const DurableVersion& version = *find(*it);
+    if (version.ready && !version.announced) return *it;
+    if (version.ready && !announced) announced = *it;
   }
-  return std::nullopt;
+  return announced;
 }
 
 }  // namespace rekindle::coordinator

@@ -22,8 +22,8 @@ class Catalog {
     Digest root;
     Digest tensor_set;
     std::uint64_t checkpoint_bytes = 0;
-    // Bring a retired version back.
-    bool revive = false;
+    // By its publisher, which also brings a retired version back. Otherwise a member announces it.
+    bool published = false;
     // The claimant holds a whole copy.
     bool ready = false;
     std::optional<std::uint32_t> replicas = {};
@@ -47,8 +47,9 @@ class Catalog {
   // The versions that are not retired. Periodic work looks at these only: there may be many
   // tombstones.
   const std::set<ModelVersion>& live() const { return live_; }
-  // The highest version that has been READY and is not retired. Neither a restart nor the silence
-  // of its holders makes it an older one.
+  // The highest claimed version that has been READY and is not retired; without one, the highest
+  // announced one. So no member makes itself the source of `latest` by a high number. Neither a
+  // restart nor the silence of its holders makes it an older one.
   std::optional<ModelVersion> latest(const std::string& model) const;
 
  private:

@@ -162,7 +162,7 @@ Durably<std::uint64_t> Core::publish(const std::string& node_id, const Incarnati
                                                 publication.root,
                                                 publication.tensor_set,
                                                 publication.checkpoint_bytes,
-                                                /*revive=*/true,
+                                                /*published=*/true,
                                                 /*ready=*/false,
                                                 publication.replicas,
                                                 {parts.begin(), parts.end()}});

@@ -109,6 +109,10 @@ class Core {
   // Returns the epoch. node_id "": the publisher is not a member.
   Durably<std::uint64_t> publish(const std::string& node_id, const Incarnation& incarnation,
                                  const Publication& publication, TimePoint now);
+  // See Announcements.
+  void set_may_claim(Announcements::MayClaim may_claim) {
+    announcements_.set_may_claim(std::move(may_claim));
+  }
   // The newest version that has been READY and is not retired. kUnavailable: no live node holds all
   // of it now.
   Result<ModelVersion> latest(const std::string& model, TimePoint now);

@@ -25,6 +25,9 @@ struct DurableVersion {
   // The layouts of a joint publication, ascending: their union is the version. Empty: it was
   // published as a whole.
   std::vector<Digest> parts = {};
+  // Members have announced it, and no publisher has claimed it. It is `latest` only where no
+  // claimed version is.
+  bool announced = false;
   bool operator==(const DurableVersion&) const = default;
 };
 struct DurableState {

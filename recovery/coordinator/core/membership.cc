@@ -70,17 +70,29 @@ std::string Member::domain() const {
   return "node " + info.node_id;
 }
 
+Result<void> Membership::check_owner(const Member& holder, const NodeInfo& info) {
+  if (holder.is_dead()) return {};
+  const bool same_party = holder.info.party == info.party;
+  if (!holder.connection.empty()) {
+    if (same_party && holder.info.incarnation == info.incarnation) return {};
+    return fail(ErrorCode::kDenied,
+                "node id '{}' is in use by a live process at {}; choose another --node-id",
+                info.node_id, holder.info.control_endpoint);
+  }
+  if (same_party || holder.state == NodeState::kSuspect) return {};
+  return fail(ErrorCode::kUnavailable,
+              "node id '{}' was in use a moment ago by another host, at {}; try again, or choose "
+              "another --node-id",
+              info.node_id, holder.info.control_endpoint);
+}
+
 Result<bool> Membership::enroll(const NodeInfo& info, const std::string& failure_domain,
                                 const std::string& connection, TimePoint now) {
   auto found = members_.find(info.node_id);
+  if (found != members_.end()) TRY_VOID(check_owner(found->second, info));
   Flapping past;
   if (found != members_.end() && found->second.info.incarnation != info.incarnation) {
     const Member& holder = found->second;
-    if (!holder.is_dead() && !holder.connection.empty()) {
-      return fail(ErrorCode::kDenied,
-                  "node id '{}' is in use by a live process at {}; choose another --node-id",
-                  info.node_id, holder.info.control_endpoint);
-    }
     past = holder.flapping;
     if (!holder.is_dead()) past.died(timing_, now);
     members_.erase(found);

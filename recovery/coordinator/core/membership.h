@@ -159,8 +159,9 @@ struct Member {
 std::string_view state_name(const Member& member, TimePoint now);
 
 // The nodes of the fleet and how alive each is. A node id belongs to one incarnation until that is
-// dead or its connection has closed. A silent node from which pullers still read is cut off from
-// the coordinator, not dead: it stays suspect.
+// dead or its connection has closed. Then a new process of the same party may have it at once, and
+// others once the holder is suspect. So nobody takes the copies of a live member away. A silent
+// node from which pullers still read is cut off from the coordinator, not dead: it stays suspect.
 class Membership {
  public:
   Membership(const Timing& timing, std::size_t max_members)
@@ -188,6 +189,8 @@ class Membership {
   std::map<std::string, Member>& all() { return members_; }
 
  private:
+  // May this process have the id of the holder, which may live?
+  static Result<void> check_owner(const Member& holder, const NodeInfo& info);
   TimePoint advance_one(Member& member, TimePoint now, TimePoint no_death_before) const;
 
   const Timing timing_;

@@ -61,6 +61,8 @@ Result<OpenedPull> PullLeases::open(const OpenPullRequest& request, TimePoint no
   }
   queue_.leave(pull);
   opened.sources = std::move(offers.sources);
+  for (const SourceOffer& offer : opened.sources) pull.granted.insert(offer.node.incarnation);
+  pull.opened_here = true;
   opened.pull_id = new_pull_id_();
   table_.add(opened.pull_id, std::move(pull));
   return opened;
@@ -70,6 +72,7 @@ void PullLeases::judge_rates(const Pull& pull, const std::vector<SourceReport>& 
                              TimePoint now) {
   std::vector<std::pair<Member*, double>> rates;
   for (const SourceReport& report : reports) {
+    if (!pull.granted.contains(report.incarnation)) continue;
     Member* member = fleet_.members.find(report.node_id, report.incarnation);
     if (member == nullptr) continue;
     const SourceReports::News news = pull.reports.news_in(report);
@@ -92,10 +95,14 @@ void PullLeases::judge_rates(const Pull& pull, const std::vector<SourceReport>& 
 void PullLeases::take_reports(Pull& pull, const std::vector<SourceReport>& reports, TimePoint now) {
   for (const SourceReport& report : reports) {
     const SourceReports::News news = pull.reports.news_in(report);
-    if (Member* member = fleet_.members.find(report.node_id, report.incarnation)) {
+    Member* const member = pull.granted.contains(report.incarnation)
+                               ? fleet_.members.find(report.node_id, report.incarnation)
+                               : nullptr;
+    if (member != nullptr && pull.opened_here) {
       if (news.lost) member->standing.lost(fleet_.timing, now);
       if (news.quarantined) {
-        member->standing.strike(pull.puller.incarnation, fleet_.timing, now);
+        member->standing.strike(pull.puller.incarnation, pull.puller.responsible(), fleet_.timing,
+                                now);
       }
     }
     pull.reports.keep(report);
@@ -112,6 +119,7 @@ void PullLeases::adopt_shares(Pull& pull, const std::vector<SourceReport>& repor
     }
     if (pull.sources.size() < selection_.source_limit(pull.id)) {
       table_.take_share(pull, report.incarnation);
+      pull.granted.insert(report.incarnation);
     }
   }
 }
@@ -162,7 +170,10 @@ Result<PullProgressAnswer> PullLeases::progress(const PullProgress& progress, Ti
   answer.sources = selection_.offer(*pull, fair_count(*pull, /*runs=*/true, now), now).sources;
   // Sources that died or fell out of favour lose their shares.
   std::vector<Incarnation> offered;
-  for (const SourceOffer& offer : answer.sources) offered.push_back(offer.node.incarnation);
+  for (const SourceOffer& offer : answer.sources) {
+    offered.push_back(offer.node.incarnation);
+    pull->granted.insert(offer.node.incarnation);
+  }
   table_.keep_shares_of(*pull, offered);
   answer.grace = fleet_.grace.active(now);
   return answer;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,6 +25,11 @@ struct Pull {
   SourceReports reports;
   // Sorted. The pull has a share of each; PullTable changes it.
   std::vector<Incarnation> sources;
+  // Every source that it was ever offered. Its reports on others do not count.
+  std::set<Incarnation> granted = {};
+  // This coordinator has resolved its version and offered its sources. A pull that was adopted
+  // after a restart accuses nobody.
+  bool opened_here = false;
 
   bool has_share_of(const Incarnation& source) const;
 };

@@ -89,7 +89,7 @@ std::optional<SourceSelection::Candidate> SourceSelection::consider(const Pull& 
   if (member.is_dead() || node.incarnation == pull.puller.incarnation) return std::nullopt;
   const bool quarantined = member.standing.quarantined(now);
   // The puller itself has found it bad.
-  if (quarantined && member.standing.struck_by(pull.puller.incarnation)) return std::nullopt;
+  if (member.standing.struck_by(pull.puller.incarnation, now)) return std::nullopt;
   if (std::ranges::none_of(member.holdings.of(pull.id),
                            [&](const auto& entry) { return entry.second.readable(pull.root); })) {
     return std::nullopt;

@@ -8,7 +8,9 @@ namespace rekindle::coordinator {
 namespace {
 
 constexpr std::size_t kMaxReports = 64;
-constexpr std::size_t kMaxStruckBy = 64;
+constexpr std::size_t kMaxParties = 64;
+constexpr std::size_t kMaxPullersOfParty = 64;
+constexpr std::size_t kPartiesForQuarantine = 2;
 constexpr std::uint32_t kMaxQuarantineDoublings = 16;
 constexpr double kWeightOfOneReport = 0.25;
 constexpr double kSlowBelow = 0.25;
@@ -57,13 +59,48 @@ double SourceHealth::at(TimePoint now) const {
 
 bool SourceHealth::slow(TimePoint now) const { return at(now) < kSlowBelow; }
 
-void SourceStanding::strike(const Incarnation& puller, const Timing& timing, TimePoint now) {
-  if (!quarantined(now)) struck_by_.clear();
-  if (struck_by_.size() < kMaxStruckBy) struck_by_.insert(puller);
-  const Duration backoff =
-      timing.quarantine_first * (1L << std::min(strikes_, kMaxQuarantineDoublings));
-  ++strikes_;
-  quarantined_until_ = std::max(quarantined_until_, now + std::min(backoff, timing.quarantine_max));
+Duration SourceStanding::backoff(std::uint32_t strikes, const Timing& timing) {
+  return std::min<Duration>(
+      timing.quarantine_first * (1L << std::min(strikes, kMaxQuarantineDoublings)),
+      timing.quarantine_max);
+}
+
+bool SourceStanding::struck_by(const Incarnation& puller, TimePoint now) const {
+  return std::ranges::any_of(accusations_, [&](const auto& entry) {
+    return (entry.second.until > now || quarantined(now)) && entry.second.pullers.contains(puller);
+  });
+}
+
+TimePoint SourceStanding::kept_from_until(const Incarnation& puller) const {
+  TimePoint until = quarantined_until_;
+  for (const auto& [party, accusation] : accusations_) {
+    if (accusation.pullers.contains(puller)) until = std::max(until, accusation.until);
+  }
+  return until;
+}
+
+void SourceStanding::strike(const Incarnation& puller, const std::string& party,
+                            const Timing& timing, TimePoint now) {
+  std::erase_if(accusations_, [&](const auto& entry) {
+    return now - entry.second.at > 2 * timing.quarantine_max;
+  });
+  const auto found = accusations_.find(party);
+  if (found == accusations_.end() && accusations_.size() >= kMaxParties) return;
+  Accusation& accusation = accusations_[party];
+  const bool repeats = accusation.until > now;
+  if (!repeats && !quarantined(now)) accusation.pullers.clear();
+  if (accusation.pullers.size() < kMaxPullersOfParty) accusation.pullers.insert(puller);
+  accusation.at = now;
+  // However many pullers a party has, only its first one makes the times longer.
+  const auto length = [&](std::uint32_t& strikes) {
+    return repeats ? timing.quarantine_first : backoff(strikes++, timing);
+  };
+  accusation.until = std::max(accusation.until, now + length(accusation.strikes));
+  const auto recent = std::ranges::count_if(accusations_, [&](const auto& entry) {
+    return now - entry.second.at <= timing.quarantine_max;
+  });
+  if (static_cast<std::size_t>(recent) < kPartiesForQuarantine) return;
+  quarantined_until_ = std::max(quarantined_until_, now + length(quarantines_));
 }
 
 }  // namespace rekindle::coordinator

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -59,24 +60,41 @@ class SourceHealth {
 };
 
 // The standing of one node as a source, by the reports of its pullers. A lost source counts as
-// suspect for some seconds. One that served wrong bytes is in quarantine, twice as long each time.
+// suspect for some seconds. A party that got wrong bytes gets the source no more for a while. Once
+// two parties have, the source is in quarantine for all, twice as long each time: one party alone
+// may have bad memory, or lie.
 class SourceStanding {
  public:
   void lost(const Timing& timing, TimePoint now) { lost_until_ = now + timing.lost_report; }
   bool is_lost(TimePoint now) const { return lost_until_ > now; }
-  void strike(const Incarnation& puller, const Timing& timing, TimePoint now);
+  // `party`: who is responsible for the puller (see NodeInfo::party).
+  void strike(const Incarnation& puller, const std::string& party, const Timing& timing,
+              TimePoint now);
   TimePoint quarantined_until() const { return quarantined_until_; }
   bool quarantined(TimePoint now) const { return quarantined_until_ > now; }
-  // This puller is among those that caused the quarantine.
-  bool struck_by(const Incarnation& puller) const { return struck_by_.contains(puller); }
+  // This puller has found it bad lately.
+  bool struck_by(const Incarnation& puller, TimePoint now) const;
+  // This puller does not get it before.
+  TimePoint kept_from_until(const Incarnation& puller) const;
 
   SourceHealth health;
 
  private:
   TimePoint lost_until_{};
   TimePoint quarantined_until_{};
-  std::set<Incarnation> struck_by_;
-  std::uint32_t strikes_ = 0;
+  // Doubles with each strike, up to the maximum.
+  static Duration backoff(std::uint32_t strikes, const Timing& timing);
+
+  struct Accusation {
+    TimePoint at{};
+    // Its pullers do not get the source before.
+    TimePoint until{};
+    std::uint32_t strikes = 0;
+    std::set<Incarnation> pullers;
+  };
+  // By party.
+  std::map<std::string, Accusation> accusations_;
+  std::uint32_t quarantines_ = 0;
 };
 
 }  // namespace rekindle::coordinator

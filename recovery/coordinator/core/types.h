@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "src/base/clock.h"
 #include "src/base/digest.h"
@@ -72,6 +73,13 @@ struct NodeInfo {
   Incarnation incarnation;
   std::string control_endpoint;
   std::string host_id;
+  // The names that the process has proven, and who is responsible for what it reports: its first
+  // certified name, or the host of a process that shares a secret with all others.
+  std::vector<std::string> principals = {};
+  std::string party = {};
+
+  // Processes of a trusted network without names answer for themselves.
+  std::string responsible() const { return party.empty() ? "process " + incarnation.hex() : party; }
 };
 
 // Milliseconds on the coordinator's monotonic clock, as grants carry them.

@@ -192,9 +192,9 @@ Failure VersionResolver::nobody_usable(const ModelVersion& id, const Incarnation
   Duration longest{};
   for (const auto& [node_id, member] : fleet_.members.all()) {
     if (member.is_dead() || !member.holdings.holds(id)) continue;
-    if (member.standing.quarantined(now)) {
+    if (const TimePoint until = member.standing.kept_from_until(puller); until > now) {
       quarantined.push_back(node_id);
-      longest = std::max<Duration>(longest, member.standing.quarantined_until() - now);
+      longest = std::max<Duration>(longest, until - now);
     } else if (fleet_.drained(node_id)) {
       drained.push_back(node_id);
     }

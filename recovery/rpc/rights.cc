@@ -1,0 +1,208 @@
+#include "recovery/rpc/rights.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include <fmt/ranges.h>
+#include <fnmatch.h>
+#include <google/protobuf/util/json_util.h>
+
+#include "proto/rights.pb.h"
+#include "recovery/rpc/handshake.h"
+#include "recovery/rpc/methods.h"
+#include "src/base/text.h"
+
+namespace rekindle::rpc {
+
+namespace {
+
+constexpr std::size_t kMaxRightsBytes = std::size_t{1} << 20;
+
+// A name with a zero byte is nobody's: fnmatch() would see only its first part.
+bool matches(const std::string& glob, const std::string& text) {
+  return text.find('\0') == std::string::npos && ::fnmatch(glob.c_str(), text.c_str(), 0) == 0;
+}
+
+bool any_matches(const std::vector<std::string>& globs, const std::string& text) {
+  return std::ranges::any_of(globs, [&](const std::string& glob) { return matches(glob, text); });
+}
+
+// fnmatch() takes a bracket without its end as a plain character. Its author meant something else.
+Result<void> check_glob(const std::string& glob) {
+  if (glob.empty()) return fail(ErrorCode::kInvalid, "it is empty; `*` matches everything");
+  for (std::size_t i = 0; i < glob.size(); ++i) {
+    if (static_cast<unsigned char>(glob[i]) < ' ') {
+      return fail(ErrorCode::kInvalid, "it has a control character");
+    }
+    if (glob[i] == '\\' && ++i == glob.size()) {
+      return fail(ErrorCode::kInvalid, "nothing follows its last backslash");
+    }
+    if (glob[i] == '[' && (i == 0 || glob[i - 1] != '\\')) {
+      const std::size_t end = glob.find(']', i + 2);
+      if (end == std::string::npos) return fail(ErrorCode::kInvalid, "a [ has no ]");
+      i = end;
+    }
+  }
+  return {};
+}
+
+Result<void> check_globs(const google::protobuf::RepeatedPtrField<std::string>& globs,
+                         const std::string& place, std::string_view field) {
+  for (int i = 0; i < globs.size(); ++i) {
+    if (const auto checked = check_glob(globs.Get(i)); !checked) {
+      return fail(ErrorCode::kInvalid, "{}.{}[{}]: '{}' is no pattern: {}", place, field, i,
+                  cut_text(globs.Get(i), 64), checked.error().message());
+    }
+  }
+  return {};
+}
+
+// protobuf's messages have several lines, with the text around the error.
+std::string one_line(std::string text) {
+  std::ranges::replace(text, '\n', ' ');
+  return std::string(cut_text(text, 256));
+}
+
+}  // namespace
+
+std::vector<std::string> principals_of(const Peer& peer) {
+  if (peer.principals.empty()) return {std::string(kUnproven)};
+  return peer.principals;
+}
+
+Result<Rights> Rights::parse(const std::string& json, const std::string& place) {
+  proto::Rights message;
+  const auto parsed = google::protobuf::util::JsonStringToMessage(json, &message);
+  if (!parsed.ok()) {
+    return fail(ErrorCode::kInvalid, "{}: {}; see `rekindle auth --help` for an example", place,
+                one_line(std::string(parsed.message())));
+  }
+  Rights rights;
+  rights.place_ = place;
+  for (int i = 0; i < message.rights_size(); ++i) {
+    const proto::Right& right = message.rights(i);
+    const std::string where = fmt::format("{}: rights[{}]", place, i);
+    if (right.principals().empty() || right.verbs().empty()) {
+      return fail(ErrorCode::kInvalid,
+                  "{}: a line needs `principals` and `verbs`; remove it, or complete it", where);
+    }
+    TRY_VOID(check_globs(right.principals(), where, "principals"));
+    TRY_VOID(check_globs(right.models(), where, "models"));
+    Line line{{right.principals().begin(), right.principals().end()},
+              {},
+              {right.models().begin(), right.models().end()}};
+    for (const std::string& name : right.verbs()) {
+      const auto verb = verb_from(name);
+      if (!verb) {
+        return fail(ErrorCode::kInvalid, "{}.verbs: '{}' is no verb; there are: {}", where,
+                    cut_text(name, 64), verb_names());
+      }
+      line.verbs.push_back(*verb);
+    }
+    rights.lines_.push_back(std::move(line));
+  }
+  return rights;
+}
+
+Result<Rights> Rights::read(const std::filesystem::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  if (!stream) {
+    return fail(ErrorCode::kInvalid, "rights file {}: {}", file.string(), std::strerror(errno));
+  }
+  std::string text(kMaxRightsBytes + 1, '\0');
+  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(stream.gcount()));
+  if (text.size() > kMaxRightsBytes) {
+    return fail(ErrorCode::kInvalid, "rights file {}: it has more than {} bytes", file.string(),
+                kMaxRightsBytes);
+  }
+  return parse(text, "rights file " + file.string());
+}
+
+Result<std::string> Rights::allow(std::span<const std::string> principals, Verb verb,
+                                  const std::string& model) const {
+  for (std::size_t i = 0; i < lines_.size(); ++i) {
+    const Line& line = lines_[i];
+    if (std::ranges::find(line.verbs, verb) == line.verbs.end()) continue;
+    const auto named = std::ranges::find_if(
+        principals, [&](const std::string& each) { return any_matches(line.principals, each); });
+    if (named == principals.end()) continue;
+    const bool every_model =
+        line.models.empty() || std::ranges::find(line.models, "*") != line.models.end();
+    if (every_model || (!model.empty() && any_matches(line.models, model))) {
+      return fmt::format("rights[{}] gives {} `{}` on {}", i, *named, verb_name(verb),
+                         every_model ? "all models" : cut_text(model, 128));
+    }
+  }
+  std::vector<std::string_view> shown;
+  for (const std::string& each : principals) {
+    if (shown.size() < 4) shown.push_back(cut_text(each, 128));
+  }
+  return fail(ErrorCode::kDenied,
+              "no line of {} gives {} the right `{}`{}; add one there and send SIGHUP to the "
+              "coordinator",
+              place_, fmt::join(shown, ", "), verb_name(verb),
+              model.empty() ? "" : fmt::format(" on {}", cut_text(model, 128)));
+}
+
+std::vector<proto::Right> Rights::lines_of(std::span<const std::string> principals) const {
+  std::vector<proto::Right> found;
+  for (const Line& line : lines_) {
+    if (std::ranges::none_of(principals, [&](const std::string& each) {
+          return any_matches(line.principals, each);
+        })) {
+      continue;
+    }
+    proto::Right right;
+    right.mutable_principals()->Add(line.principals.begin(), line.principals.end());
+    for (const Verb verb : line.verbs) *right.add_verbs() = verb_name(verb);
+    right.mutable_models()->Add(line.models.begin(), line.models.end());
+    found.push_back(std::move(right));
+  }
+  return found;
+}
+
+proto::WhoamiResponse whoami(const Peer& peer) {
+  const auto proof_name = [&] {
+    switch (peer.proof) {
+      case Proof::kLocalUser:
+        return "local user";
+      case Proof::kSecret:
+        return "secret";
+      case Proof::kCertificate:
+        return "certificate";
+      case Proof::kNone:
+        break;
+    }
+    return "none";
+  };
+  proto::WhoamiResponse answer;
+  answer.set_role(std::string(role_name(peer.role)));
+  answer.set_node_id(peer.node_id);
+  answer.set_address(peer.address);
+  answer.set_proof(proof_name());
+  answer.mutable_principals()->Add(peer.principals.begin(), peer.principals.end());
+  // Before protocol 3, a secret protects the handshake only.
+  const bool over_tls = peer.proof == Proof::kSecret || peer.proof == Proof::kCertificate;
+  answer.set_encrypted(over_tls && !peer.public_key.empty());
+  return answer;
+}
+
+async::Task<Result<void>> authorize(std::shared_ptr<RpcClient> coordinator,
+                                    std::vector<std::string> principals, Verb verb,
+                                    std::string model, std::chrono::milliseconds deadline) {
+  proto::AuthorizeRequest request;
+  request.mutable_principals()->Add(principals.begin(), principals.end());
+  request.set_verb(std::string(verb_name(verb)));
+  request.set_model(std::move(model));
+  auto asking = call<proto::AUTHORIZE>(std::move(coordinator), std::move(request), deadline);
+  CO_TRY(const auto answer, co_await std::move(asking));
+  if (!answer.allowed()) co_return fail(ErrorCode::kDenied, "{}", answer.why());
+  co_return Result<void>();
+}
+
+}  // namespace rekindle::rpc

@@ -1,0 +1,193 @@
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+
+#include "proto/rights.pb.h"
+#include "recovery/coordinator/audit_log.h"
+#include "tests/recovery/coordinator_daemon_fixture.h"
+
+// Attacks on a coordinator that has a rights file. Its peers on loopback have proven nothing, so
+// their principal is `unproven`.
+namespace rekindle::coordinator::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class CoordinatorRights : public CoordinatorDaemon {
+ protected:
+  void start_with(const std::string& lines) {
+    const auto file = temp_ / "rights.json";
+    std::ofstream(file) << R"({"rights": [)" << lines << "]}";
+    start({"--rights", file.string()});
+  }
+  static std::vector<std::string> lines_about(const std::filesystem::path& file,
+                                              const std::string& what) {
+    std::ifstream stream(file);
+    std::vector<std::string> found;
+    for (std::string line; std::getline(stream, line);) {
+      if (line.find(what) != std::string::npos) found.push_back(line);
+    }
+    return found;
+  }
+  Agent command(const std::string& name) {
+    Agent command{make_identity(proto::ROLE_CLIENT, name), {}};
+    EXPECT_TRUE(connect(command));
+    return command;
+  }
+  Result<proto::RetireResponse> retire(const Agent& by, const ModelVersion& id) {
+    proto::RetireRequest request;
+    *request.mutable_id() = rpc::to_proto(id);
+    return loop_.run(rpc::call<proto::COORDINATOR_RETIRE>(by.client, std::move(request), 5s));
+  }
+  proto::ClusterStatusResponse status(const Agent& by) {
+    auto answer = loop_.run(rpc::call<proto::COORDINATOR_STATUS>(by.client, {}, 5s));
+    EXPECT_TRUE(answer) << answer.error().message();
+    return answer ? *std::move(answer) : proto::ClusterStatusResponse();
+  }
+};
+
+TEST_F(CoordinatorRights, AClientWithoutTheRightRetiresNothing) {
+  start_with(R"({"principals": ["unproven"], "verbs": ["publish", "read"], "models": ["qwen*"]})");
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(publish(a, kId, kRoot));
+  const Agent stranger = command("stranger");
+  const auto retired = retire(stranger, kId);
+  ASSERT_FALSE(retired);
+  EXPECT_EQ(retired.error().code(), ErrorCode::kDenied);
+  EXPECT_THAT(
+      retired.error().message(),
+      AllOf(HasSubstr("rights.json"), HasSubstr("`retire` on qwen3"), HasSubstr("unproven")));
+  EXPECT_EQ(retire(a, kId).error().code(), ErrorCode::kDenied) << "nor does a member";
+  proto::DrainRequest drain;
+  drain.set_node_id("a");
+  EXPECT_EQ(
+      loop_.run(rpc::call<proto::COORDINATOR_DRAIN>(stranger.client, drain, 5s)).error().code(),
+      ErrorCode::kDenied);
+  const auto after = status(stranger);
+  ASSERT_EQ(after.versions_size(), 1);
+  EXPECT_NE(after.versions(0).state(), "retiring");
+  EXPECT_FALSE(after.nodes(0).drained());
+}
+
+TEST_F(CoordinatorRights, APublisherPublishesItsModelsOnly) {
+  start_with(R"({"principals": ["unproven"], "verbs": ["publish"], "models": ["qwen*"]})");
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  EXPECT_TRUE(publish(a, kId, kRoot));
+  EXPECT_EQ(publish(a, {"llama", 1}, kRoot).error().code(), ErrorCode::kDenied);
+}
+
+TEST_F(CoordinatorRights, ModelsThatACallerMayNotReadAreNeitherShownNorResolvedNorPulled) {
+  start_with(R"({"principals": ["unproven"], "verbs": ["publish"]},
+                {"principals": ["unproven"], "verbs": ["read"], "models": ["open"]})");
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  for (const std::string model : {"secret", "open"}) {
+    ASSERT_TRUE(publish(a, {model, 1}, kRoot));
+    ASSERT_TRUE(announce(a, {model, 1}, kRoot));
+  }
+  const auto seen = status(a);
+  ASSERT_EQ(seen.versions_size(), 1);
+  EXPECT_EQ(seen.versions(0).id().model(), "open");
+  EXPECT_EQ(seen.DebugString().find("secret"), std::string::npos);
+  proto::ResolveRequest resolve;
+  resolve.set_model("secret");
+  EXPECT_EQ(loop_.run(rpc::call<proto::COORDINATOR_RESOLVE>(a.client, resolve, 5s)).error().code(),
+            ErrorCode::kDenied);
+  Agent puller{make_identity(proto::ROLE_PULLER, "p"), {}};
+  ASSERT_TRUE(connect(puller));
+  EXPECT_EQ(open(puller, "secret").error().code(), ErrorCode::kDenied);
+  const auto opened = open(puller, "open");
+  ASSERT_TRUE(opened) << opened.error().message();
+  EXPECT_EQ(opened->sources_size(), 1);
+}
+
+TEST_F(CoordinatorRights, EverybodyMayAskAboutItselfAndOnlyAnAdministratorAboutOthers) {
+  start_with(R"({"principals": ["unproven"], "verbs": ["read"]},
+                {"principals": ["uid:0"], "verbs": ["admin"]})");
+  const Agent stranger = command("stranger");
+  const auto whoami = loop_.run(rpc::call<proto::WHOAMI>(stranger.client, {}, 5s));
+  ASSERT_TRUE(whoami) << whoami.error().message();
+  EXPECT_EQ(whoami->role(), "client");
+  EXPECT_EQ(whoami->proof(), "none");
+  ASSERT_EQ(whoami->rights_size(), 1);
+  EXPECT_EQ(whoami->rights(0).verbs(0), "read");
+  const auto ask = [&](const Agent& by, const std::string& who, const std::string& verb) {
+    proto::AuthorizeRequest request;
+    request.add_principals(who);
+    request.set_verb(verb);
+    return loop_.run(rpc::call<proto::AUTHORIZE>(by.client, request, 5s));
+  };
+  EXPECT_TRUE(ask(stranger, "unproven", "read")->allowed());
+  EXPECT_FALSE(ask(stranger, "unproven", "retire")->allowed());
+  EXPECT_EQ(ask(stranger, "uid:0", "admin").error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(ask(stranger, "unproven", "destroy").error().code(), ErrorCode::kInvalid);
+  // An agent asks about those that open a direct pull there.
+  EXPECT_TRUE(ask(agent("a"), "uid:0", "admin")->allowed());
+}
+
+TEST_F(CoordinatorRights, ARightsFileThatTurnsBadAtAReloadLeavesTheOldRights) {
+  const auto file = temp_ / "rights.json";
+  const auto audit = temp_ / "audit.jsonl";
+  const auto write = [&](const std::string& lines) {
+    std::ofstream(file) << R"({"rights": [)" << lines << "]}";
+  };
+  write(R"({"principals": ["unproven"], "verbs": ["publish", "read"]})");
+  start({"--rights", file.string(), "--audit", audit.string()});
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(publish(a, kId, kRoot));
+  std::size_t reloads = 0;
+  const auto reload = [&] {
+    process_->signal(SIGHUP);
+    ++reloads;
+    const auto deadline = std::chrono::steady_clock::now() + rpc::testing::kTestDeadline;
+    while (lines_about(audit, "\"act\":\"reload\"").size() < reloads) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      loop_.run(rpc::testing::sleep_for(20ms));
+    }
+  };
+  write(R"({"principals": ["unproven"], "verbs": ["publish", "read", "retyre"]})");
+  ASSERT_NO_FATAL_FAILURE(reload());
+  EXPECT_THAT(lines_about(audit, "\"act\":\"reload\"").back(),
+              AllOf(HasSubstr("rights.json"), HasSubstr("'retyre' is no verb")));
+  EXPECT_EQ(retire(a, kId).error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(status(a).versions_size(), 1) << "the old rights hold";
+  write(R"({"principals": ["unproven"], "verbs": ["read", "retire"]})");
+  ASSERT_NO_FATAL_FAILURE(reload());
+  EXPECT_TRUE(retire(a, kId));
+  EXPECT_EQ(publish(a, {"qwen3", 42}, kRoot).error().code(), ErrorCode::kDenied);
+}
+
+TEST_F(CoordinatorRights, WhoChangedWhatIsInTheAuditLogAlsoOverARestart) {
+  const auto audit = temp_ / "audit.jsonl";
+  const auto file = temp_ / "rights.json";
+  std::ofstream(file) << R"({"rights": [
+      {"principals": ["unproven"], "verbs": ["publish", "retire"], "models": ["qwen*"]}]})";
+  start({"--rights", file.string(), "--audit", audit.string()});
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(publish(a, kId, kRoot));
+  ASSERT_TRUE(retire(command("ops"), kId));
+  EXPECT_FALSE(retire(command("ops"), {"llama", 1}));
+  process_->kill();
+  start({"--rights", file.string(), "--audit", audit.string()});
+  EXPECT_THAT(lines_about(audit, "\"act\":\"register\"").at(0), HasSubstr("\"object\":\"a\""));
+  EXPECT_THAT(lines_about(audit, "\"act\":\"publish\"").at(0),
+              AllOf(HasSubstr("\"object\":\"qwen3@41\""), HasSubstr("\"result\":\"ok\""),
+                    HasSubstr("\"role\":\"agent\""), HasSubstr("\"node\":\"a\"")));
+  const auto retirements = lines_about(audit, "\"act\":\"retire\"");
+  ASSERT_EQ(retirements.size(), 2u);
+  EXPECT_THAT(retirements[0], AllOf(HasSubstr("\"node\":\"ops\""), HasSubstr("unproven")));
+  EXPECT_THAT(retirements[1], HasSubstr("`retire` on llama"));
+  const auto chain = verify_audit({audit});
+  ASSERT_TRUE(chain) << chain.error().message();
+  EXPECT_EQ(lines_about(audit, "coordinator_started").size(), 2u);
+}
+
+}  // namespace
+}  // namespace rekindle::coordinator::testing
