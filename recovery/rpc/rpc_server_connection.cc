@@ -35,6 +35,8 @@ struct ServerConnection::Call {
   std::uint32_t method = 0;
   TimePoint began = steady_clock::now();
   std::string what;
+  // Of its body.
+  LargeFrames::Share share;
   trace::RunningSpan span;
   // Of the handler.
   asio::cancellation_signal signal;
@@ -69,7 +71,8 @@ ServerConnection::ServerConnection(std::shared_ptr<ServerShared> shared, Socket 
                                    std::string address, std::string unix_path)
     : shared_(std::move(shared)),
       connection_(Connection::create(std::move(socket))),
-      unix_path_(std::move(unix_path)) {
+      unix_path_(std::move(unix_path)),
+      host_(host_of_address(address)) {
   peer_.address = std::move(address);
 }
 
@@ -96,7 +99,7 @@ void log_refusal(ServerShared& shared, const std::string& address, const Error& 
 }  // namespace
 
 async::Task<Result<void>> ServerConnection::greet() {
-  const bool is_unix = !unix_path_.empty();
+  const bool is_unix = this->is_unix();
   if (is_unix) CO_TRY_VOID(check_peer_uid(connection_->socket().native_handle(), unix_path_));
   const std::string secret = is_unix ? std::string() : shared_->identity.secret;
   CO_TRY(const proto::Frame theirs, co_await connection_->read());
@@ -106,6 +109,10 @@ async::Task<Result<void>> ServerConnection::greet() {
   proto::Frame own;
   *own.mutable_hello() = make_hello(shared_->identity, secret, std::nullopt);
   CO_TRY(Peer peer, check_hello(own.hello(), theirs.hello()));
+  peer.address = peer_.address;
+  peer.local_user = is_unix;
+  budget_key_ = rpc::budget_key(peer);
+  if (shared_->admit) CO_TRY_VOID(shared_->admit(peer));
   if (!secret.empty()) {
     CO_TRY_VOID(connection_->send(own));
     CO_TRY(const proto::Frame proof, co_await connection_->read());
@@ -119,8 +126,6 @@ async::Task<Result<void>> ServerConnection::greet() {
   } else {
     CO_TRY_VOID(connection_->send(own));
   }
-  peer.address = peer_.address;
-  peer.local_user = is_unix;
   peer_ = std::move(peer);
   if (shared_->identity.heard_epoch) shared_->identity.heard_epoch(peer_.epoch);
   co_return Result<void>();
@@ -150,7 +155,9 @@ async::Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self
   connection.set_handshake_deadline(std::nullopt);
   connection.set_idle_timeout(self->shared_->limits.idle_timeout,
                               [raw = self.get()] { return !raw->calls_.empty(); });
-  connection.raise_frame_cap();
+  connection.raise_frame_cap([raw = self.get()](std::string_view head, std::uint32_t frame_bytes) {
+    return raw->on_large_frame(head, frame_bytes);
+  });
   for (;;) {
     // A peer that does not read its responses gets no new work; the write deadline ends it.
     if (!co_await connection.wait_for_room(TimePoint::max())) co_return;
@@ -159,8 +166,10 @@ async::Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self
       if (connection.is_open()) co_await connection.refuse(std::move(frame).error());
       co_return;
     }
+    LargeFrames::Share share = std::move(self->receiving_);
+    self->receiving_ = nullptr;
     if (frame->kind_case() == proto::Frame::kRequest) {
-      self->on_request(std::move(*frame->mutable_request()));
+      self->on_request(std::move(*frame->mutable_request()), std::move(share));
     } else if (frame->kind_case() == proto::Frame::kCancel) {
       const auto found = self->calls_.find(frame->cancel().call_id());
       if (found != self->calls_.end()) {
@@ -187,7 +196,13 @@ void ServerConnection::cancel_calls() {
   for (const auto& [id, call] : calls) call->cancel();
 }
 
-void ServerConnection::on_request(proto::Request request) {
+Result<void> ServerConnection::on_large_frame(std::string_view head, std::uint32_t frame_bytes) {
+  TRY_VOID(check_large_frame(head, frame_bytes));
+  TRY(receiving_, shared_->large_frames.take(budget_key_, frame_bytes));
+  return {};
+}
+
+void ServerConnection::on_request(proto::Request request, LargeFrames::Share share) {
   const std::uint64_t id = request.call_id();
   const auto found = shared_->methods.find(request.method());
   if (calls_.contains(id)) {
@@ -208,6 +223,8 @@ void ServerConnection::on_request(proto::Request request) {
   if (request.deadline_ms() == 0) {
     return respond(id, fail(ErrorCode::kInvalid, "a call needs a deadline"));
   }
+  if (auto within = check_budget(request); !within)
+    return respond(id, fail(std::move(within).error()));
   if (found->second.at_once) {
     const TimePoint began = steady_clock::now();
     auto answer = answer_at_once(found->second, request);
@@ -221,6 +238,7 @@ void ServerConnection::on_request(proto::Request request) {
   const auto call = std::make_shared<Call>(connection_->executor(), id);
   call->method = request.method();
   call->what = proto::Method_Name(static_cast<proto::Method>(request.method()));
+  call->share = std::move(share);
   call->span = begin_span(request);
   calls_.emplace(id, call);
   call->timer.expires_after(std::chrono::milliseconds(request.deadline_ms()));
@@ -229,6 +247,15 @@ void ServerConnection::on_request(proto::Request request) {
   });
   shared_->tasks.spawn("rpc.call", run_call(shared_from_this(), call, found->second,
                                             std::move(*request.mutable_body())));
+}
+
+Result<void> ServerConnection::check_budget(const proto::Request& request) {
+  TRY_VOID(check_body_size(request.method(), request.body().size()));
+  const MethodLimits limits = limits_of(request.method());
+  if (limits.calls_per_second <= 0) return {};
+  return shared_->rates.take(budget_key_,
+                             proto::Method_Name(static_cast<proto::Method>(request.method())), 1,
+                             limits.calls_per_second, limits.burst, steady_clock::now());
 }
 
 trace::RunningSpan ServerConnection::begin_span(const proto::Request& request) const {
