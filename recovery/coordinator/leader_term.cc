@@ -50,6 +50,7 @@ struct Services {
 Limits limits_of(const CoordinatorOptions& options) {
   Limits limits;
   limits.max_pullers_per_source = options.max_pullers_per_source;
+  limits.max_open_claims = options.max_open_claims;
   limits.replicas = options.replicas;
   limits.recopy_bytes_per_second = options.recopy_bytes_per_second;
   return limits;

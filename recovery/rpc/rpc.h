@@ -98,10 +98,9 @@ using InstantHandler =
 // A quarter of the connections is for agents alone. Processes on the unix socket are not counted.
 struct ServerLimits {
   std::size_t max_connections = 4096;
-  // Of one peer: of one address, and of one certificate.
+  // Of one peer: of one address, and of one certificate. Connections of an address that have no
+  // accepted hello make room for its next ones.
   std::size_t max_connections_per_peer = 1024;
-  // Of one address, until their hello is accepted.
-  std::size_t max_unknown_per_address = 256;
   std::size_t max_calls_per_connection = 64;
   std::chrono::milliseconds idle_timeout{60000};
 };

@@ -131,19 +131,13 @@ void Server::Core::on_accept(Socket socket, std::string address, const std::stri
 }
 
 Result<void> Server::Core::make_room_of(const std::string& host) {
-  std::size_t all = 0;
-  std::size_t unknown = 0;
-  for (const auto& connection : connections) {
-    if (connection->host() != host) continue;
-    ++all;
-    if (!connection->greeted()) ++unknown;
-  }
-  const ServerLimits& limits = shared->limits;
-  if (all < limits.max_connections_per_peer && unknown < limits.max_unknown_per_address) return {};
+  const auto of_host = std::ranges::count_if(
+      connections, [&](const auto& connection) { return connection->host() == host; });
+  if (static_cast<std::size_t>(of_host) < shared->limits.max_connections_per_peer) return {};
   if (drop_oldest_unknown("over the connections of one address", host)) return {};
   return fail(ErrorCode::kExhausted,
               "{} has {} connections to this server, as many as one address may have; close some",
-              host, all);
+              host, of_host);
 }
 
 Result<void> Server::Core::admit(const Peer& peer) const {

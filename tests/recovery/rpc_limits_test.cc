@@ -178,7 +178,7 @@ TEST_F(RpcLimits, OneAddressHasItsPartOfTheConnections) {
 }
 
 TEST_F(RpcLimits, UnknownConnectionsOfOneAddressPushOutEachOther) {
-  serve({.max_connections = 64, .max_unknown_per_address = 4});
+  serve({.max_connections = 64, .max_connections_per_peer = 4});
   HostilePeer other(server_->address(), "127.0.0.8");
   std::vector<std::unique_ptr<HostilePeer>> silent;
   for (int i = 0; i < 20; ++i) {
