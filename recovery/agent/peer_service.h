@@ -10,6 +10,7 @@
 #include "recovery/agent/peer_sessions.h"
 #include "recovery/agent/served_versions.h"
 #include "recovery/rpc/methods.h"
+#include "recovery/rpc/peer_budgets.h"
 #include "recovery/rpc/rpc.h"
 #include "src/async/task.h"
 #include "src/base/worker_pool.h"
@@ -64,7 +65,9 @@ class PeerService {
   async::Task<Result<proto::WatchHaveResponse>> watch_have(rpc::Peer peer,
                                                            proto::WatchHaveRequest request,
                                                            rpc::Events events);
-  async::Task<Result<proto::ProveRangesResponse>> prove_ranges(proto::ProveRangesRequest request);
+  async::Task<Result<proto::ProveRangesResponse>> prove_ranges(rpc::Peer peer,
+                                                               proto::ProveRangesRequest request,
+                                                               rpc::Events events);
   async::Task<Result<void>> feed_have(SessionToken token, CopyKey copy, rpc::Events events);
   proto::Grant direct_grant(const rpc::Peer& puller, const Digest& root);
 
@@ -74,6 +77,7 @@ class PeerService {
   WorkerPool& digest_pool_;
   PeerSessions sessions_;
   MetadataPages pages_;
+  rpc::RateBudgets rates_;
   std::uint64_t next_serial_ = 1;
 };
 
