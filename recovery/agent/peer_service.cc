@@ -39,7 +39,13 @@ bool holds_tensor(const Served& served, TensorIndex tensor) {
 }
 
 constexpr std::uint64_t kDirectGrantMs = 3'600'000;
-constexpr int kMaxProofItems = 4096;
+// Each item may hash a whole tile.
+constexpr int kMaxProofItems = 1024;
+// Between two slices of a call the others have their turn, and a caller that has gone is noticed.
+constexpr int kProofItemsAtOnce = 32;
+// Tiles that one peer may have hashed: those of a checkpoint of 256 GiB at once.
+constexpr double kProofItemsPerSecond = 4096;
+constexpr double kProofItemsBurst = 262'144;
 // How often a watcher may hear of new tiles.
 constexpr auto kWatchInterval = swarm::HaveFeed::kInterval;
 
@@ -284,8 +290,8 @@ void PeerService::install(rpc::RpcServer& server) {
   rpc::handle<proto::AGENT_CLOSE_SESSION>(server, [this](rpc::Peer peer, auto request, auto) {
     return sessions_.close(std::move(peer), std::move(request));
   });
-  rpc::handle<proto::AGENT_PROVE_RANGES>(server, [this](rpc::Peer peer, auto request, auto) {
-    return prove_ranges(std::move(peer), std::move(request));
+  rpc::handle<proto::AGENT_PROVE_RANGES>(server, [this](rpc::Peer peer, auto request, auto events) {
+    return prove_ranges(std::move(peer), std::move(request), std::move(events));
   });
   rpc::handle<proto::AGENT_WATCH_HAVE>(server, [this](rpc::Peer peer, auto request, auto events) {
     return watch_have(std::move(peer), std::move(request), std::move(events));
@@ -412,7 +418,8 @@ Task<Result<void>> PeerService::feed_have(SessionToken token, CopyKey copy, rpc:
 }
 
 Task<Result<proto::ProveRangesResponse>> PeerService::prove_ranges(
-    rpc::Peer peer, proto::ProveRangesRequest request) {
+    rpc::Peer peer, proto::ProveRangesRequest request, rpc::Events events) {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
   CO_TRY(const auto token, SessionToken::from_bytes(request.token()));
   CO_TRY(const CopyKey copy, sessions_.copy_of(token, peer));
   const Served* served =
@@ -425,17 +432,25 @@ Task<Result<proto::ProveRangesResponse>> PeerService::prove_ranges(
     co_return fail(ErrorCode::kInvalid, "{} ranges in one call, at most {}", request.items_size(),
                    kMaxProofItems);
   }
-  // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
-  auto work = [copy = *served,
-               request = std::move(request)]() -> Result<proto::ProveRangesResponse> {
-    proto::ProveRangesResponse response;
-    for (const auto& item : request.items()) {
-      TRY(auto proof, prove_part(copy, item));
-      response.add_proofs(std::move(proof));
-    }
-    return response;
-  };
-  co_return co_await async::offload(digest_pool_, std::move(work));
+  CO_TRY_VOID(rates_.take(rpc::budget_key(peer), "tiles to prove", request.items_size(),
+                          kProofItemsPerSecond, kProofItemsBurst, steady_now()));
+  const auto held = std::make_shared<const Served>(*served);
+  const auto asked = std::make_shared<const proto::ProveRangesRequest>(std::move(request));
+  const auto response = std::make_shared<proto::ProveRangesResponse>();
+  for (int begin = 0; begin < asked->items_size(); begin += kProofItemsAtOnce) {
+    if (events->cancelled()) co_return fail(ErrorCode::kUnavailable, "cancelled");
+    // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
+    auto work = [held, asked, response, begin]() -> Result<void> {
+      const int end = std::min(begin + kProofItemsAtOnce, asked->items_size());
+      for (int i = begin; i < end; ++i) {
+        TRY(auto proof, prove_part(*held, asked->items(i)));
+        response->add_proofs(std::move(proof));
+      }
+      return {};
+    };
+    CO_TRY_VOID(co_await async::offload(digest_pool_, std::move(work)));
+  }
+  co_return std::move(*response);
 }
 
 }  // namespace rekindle::agent

@@ -12,6 +12,7 @@
 #include "recovery/agent/peer_sessions.h"
 #include "recovery/agent/served_versions.h"
 #include "recovery/rpc/methods.h"
+#include "recovery/rpc/peer_budgets.h"
 #include "recovery/rpc/rpc.h"
 #include "src/async/task.h"
 #include "src/base/worker_pool.h"
@@ -69,7 +70,8 @@ class PeerService {
                                                            proto::WatchHaveRequest request,
                                                            rpc::Events events);
   async::Task<Result<proto::ProveRangesResponse>> prove_ranges(rpc::Peer peer,
-                                                               proto::ProveRangesRequest request);
+                                                               proto::ProveRangesRequest request,
+                                                               rpc::Events events);
   async::Task<Result<void>> feed_have(SessionToken token, CopyKey copy, rpc::Events events);
   async::Task<Result<proto::GetPageResponse>> get_page(rpc::Peer peer,
                                                        proto::GetPageRequest request);
@@ -82,6 +84,7 @@ class PeerService {
   const std::function<async::Task<Result<void>>(rpc::Peer, std::string model)> may_read_;
   PeerSessions sessions_;
   MetadataPages pages_;
+  rpc::RateBudgets rates_;
   std::uint64_t next_serial_ = 1;
 };
 

@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/peer_budgets.h"
 #include "src/async/offload.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
@@ -120,11 +121,20 @@ Result<const Served*> PeerSessions::admit(const rpc::Peer& peer,
     return fail(ErrorCode::kStale, "{} is being retired on {}: pull another version",
                 id.to_string(), self.node_id);
   }
-  TRY_VOID(check_room());
+  TRY_VOID(check_room(peer));
   return served;
 }
 
-Result<void> PeerSessions::check_room() const {
+Result<void> PeerSessions::check_room(const rpc::Peer& peer) const {
+  const std::string key = rpc::budget_key(peer);
+  const auto of_peer = static_cast<std::size_t>(std::ranges::count_if(
+      sessions_, [&](const auto& entry) { return entry.second.budget_key == key; }));
+  if (!key.empty() && of_peer >= limits_.max_of_one_peer()) {
+    return fail(ErrorCode::kUnavailable,
+                "{} has {} sessions with {}, as many as one puller's host may have: try another "
+                "source, or again later",
+                key, of_peer, parts_.identity.node_id);
+  }
   if (sessions_.size() < limits_.max_pullers) return {};
   return fail(ErrorCode::kUnavailable,
               "{} serves {} pullers already: try another source, or again later",
@@ -159,7 +169,8 @@ Task<Result<proto::OpenSessionResponse>> PeerSessions::open(rpc::Peer peer,
   const CopyKey copy = key_of(*served->manifest);
   log::info("session.open", "puller", peer.node_id, "address", peer.address, "version",
             copy.id.to_string());
-  sessions_[session.token] = {connection_of(peer), copy, peer.node_id, false, nullptr, grant_end};
+  sessions_[session.token] = {connection_of(peer),  copy, peer.node_id, false, nullptr, grant_end,
+                              rpc::budget_key(peer)};
   parts_.registry.admit(std::move(session));
   if (grant_end && !std::exchange(watching_grants_, true)) {
     ending_alone_.spawn("session.grants", watch_grants());
@@ -212,7 +223,7 @@ Task<void> PeerSessions::watch_grants() {
 
 Result<proto::OpenSessionResponse> PeerSessions::open_readable(
     const rpc::Peer& peer, Readable readable, const std::vector<std::string>& transports) {
-  TRY_VOID(check_room());
+  TRY_VOID(check_room(peer));
   transport::Session session;
   session.token = SessionToken::random();
   session.puller = peer.node_id;
@@ -223,7 +234,8 @@ Result<proto::OpenSessionResponse> PeerSessions::open_readable(
   add_region(response, readable.key, readable.bytes);
   log::info("session.open", "puller", peer.node_id, "address", peer.address, "reads", "no copy");
   sessions_[session.token] = {
-      connection_of(peer), {}, peer.node_id, false, std::move(readable.memory)};
+      connection_of(peer),  {}, peer.node_id, false, std::move(readable.memory),
+      rpc::budget_key(peer)};
   parts_.registry.admit(std::move(session));
   return response;
 }

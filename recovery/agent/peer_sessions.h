@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -41,6 +42,8 @@ class PeerSessions {
     // For each puller. 0: only the cap of its grant.
     std::uint64_t max_bytes_per_second = 0;
     std::size_t max_pullers = 64;
+    // Of one peer: a quarter of them, but as many as a host may have GPUs.
+    std::size_t max_of_one_peer() const { return std::max<std::size_t>(8, max_pullers / 4); }
   };
   struct Options {
     Limits limits;
@@ -69,8 +72,8 @@ class PeerSessions {
     // Released when the last read of the session has ended.
     std::shared_ptr<const void> memory;
   };
-  // kUnavailable: every place of a puller is taken.
-  Result<void> check_room() const;
+  // kUnavailable: every place of a puller is taken, or this peer has its part.
+  Result<void> check_room(const rpc::Peer& peer) const;
   // A session that reads only this memory, over one of these transports.
   Result<proto::OpenSessionResponse> open_readable(const rpc::Peer& peer, Readable readable,
                                                    const std::vector<std::string>& transports);
@@ -113,6 +116,8 @@ class PeerSessions {
     std::shared_ptr<const void> memory = nullptr;
     // The end of the puller's last grant. nullopt: only its connection ends the session.
     std::optional<TimePoint> grant_end = {};
+    // See rpc::budget_key().
+    std::string budget_key = {};
   };
   // Whether the grant in the request gives the peer what it asks for. Returns the end of the grant.
   Result<std::optional<TimePoint>> check_grant(const rpc::Peer& peer,

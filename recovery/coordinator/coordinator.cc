@@ -123,6 +123,7 @@ async::Task<void> reload_at_signal(asio::signal_set& signals, asio::thread_pool&
       continue;
     }
     current.max_pullers_per_source = read->max_pullers_per_source;
+    current.max_open_claims = read->max_open_claims;
     current.replicas = read->replicas;
     current.recopy_bytes_per_second = read->recopy_bytes_per_second;
     access.set_rights(read->rights);

@@ -46,6 +46,8 @@ struct CoordinatorOptions {
   std::size_t max_pullers_per_source = 8;
   // Whole copies to keep of a version whose publisher gave no number.
   std::uint32_t replicas = 0;
+  // Of one publisher: versions that have never been READY.
+  std::uint32_t max_open_claims = 256;
   // For each copy that the coordinator orders; 0 is no cap.
   std::uint64_t recopy_bytes_per_second = std::uint64_t{256} << 20;
   // "host:port" where Prometheus scrapes. "": nowhere. Coordinators that stand by answer, too.

@@ -9,6 +9,7 @@
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/peer_budgets.h"
 #include "recovery/trace/trace_wire.h"
 #include "src/base/log.h"
 
@@ -173,7 +174,8 @@ async::Task<Result<proto::AnnounceResponse>> CoordinatorService::announce(
 async::Task<Result<proto::PublishResponse>> CoordinatorService::publish(
     rpc::Peer peer, proto::PublishRequest request) {
   CO_TRY_VOID(check_speaker(peer, request.incarnation()));
-  CO_TRY(const Publication publication, from_proto(request));
+  CO_TRY(Publication publication, from_proto(request));
+  publication.claimant = rpc::budget_key(peer);
   // A command that publishes into a store without an agent is no member. Its claim counts, too.
   const bool member = peer.role == proto::ROLE_AGENT;
   auto claimed =

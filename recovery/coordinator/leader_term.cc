@@ -49,6 +49,7 @@ struct Services {
 Limits limits_of(const CoordinatorOptions& options) {
   Limits limits;
   limits.max_pullers_per_source = options.max_pullers_per_source;
+  limits.max_open_claims = options.max_open_claims;
   limits.replicas = options.replicas;
   limits.recopy_bytes_per_second = options.recopy_bytes_per_second;
   return limits;
@@ -161,13 +162,12 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   identity.epoch = [&core] { return core.fleet().epoch(); };
   FleetWatch watch(identity.incarnation);
   GrantSigner signer(identity, options.timing.grant_ttl);
-  Services services{
-      {core,
-       watch,
-       committer,
-       {signer, options.timing, options.may_answer, options.tracer, &options.access}},
-      {executor, core, options.may_answer, options.tracer, &options.access},
-      {executor, core, options.may_answer, options.tracer}};
+  Services services{{core,
+                     watch,
+                     committer,
+                     {signer, options.timing, options.may_answer, options.tracer, &options.access}},
+                    {executor, core, options.may_answer, options.tracer, &options.access},
+                    {executor, core, options.may_answer, options.tracer}};
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
   if (options.tracer != nullptr) server->trace_calls(*options.tracer);
   server->guard_calls(options.access);

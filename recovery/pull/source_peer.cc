@@ -11,6 +11,7 @@
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/methods.h"
 #include "src/async/task_group.h"
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
 
@@ -26,6 +27,9 @@ constexpr std::uint64_t kMaxPagedBytes = 4 * kGiB;
 // Bounds the number of pages. The last page may be smaller.
 constexpr std::uint64_t kLeastPageBytes = 64 * kKiB;
 constexpr std::size_t kPagesAtOnce = 4;
+// A source that sends its metadata more slowly is given up. Another one may send it at once.
+constexpr std::uint64_t kLeastBytesPerSecond = 1 * kMiB;
+constexpr std::chrono::seconds kLongestBlob{300};
 
 }  // namespace
 
@@ -51,6 +55,10 @@ struct SourcePeer::PagedBlob {
   // The source chooses it with its first page. Only the last page may be smaller.
   std::uint64_t page_bytes = 0;
   std::uint64_t total_bytes = 0;
+  std::uint64_t arrived_bytes = 0;
+  // Of all pages.
+  TimePoint began = steady_now();
+  TimePoint deadline = TimePoint::max();
   // Pages before it were asked for.
   std::uint64_t next_offset = 0;
   // As long as the pages that were asked for: a source cannot make this host take memory that it
@@ -63,8 +71,12 @@ async::Task<Result<proto::GetPageResponse>> SourcePeer::fetch_page(const PagedBl
                                                                    std::uint64_t offset) {
   proto::GetPageRequest request = blob.request;
   request.set_offset(offset);
-  auto page = co_await rpc::call<proto::AGENT_GET_PAGE>(client_, std::move(request),
-                                                        blob.paging.page_deadline);
+  auto deadline = blob.paging.page_deadline;
+  if (blob.deadline != TimePoint::max()) {
+    const auto left = std::chrono::milliseconds(milliseconds(blob.deadline - steady_now()));
+    deadline = std::min(deadline, std::max(left, std::chrono::milliseconds(1)));
+  }
+  auto page = co_await rpc::call<proto::AGENT_GET_PAGE>(client_, std::move(request), deadline);
   if (page) blob.paging.on_page();
   co_return page;
 }
@@ -74,6 +86,13 @@ Error SourcePeer::pages_do_not_fit() const {
           fmt::format("source {} sent pages that do not fit together", name())};
 }
 
+Error SourcePeer::too_slow(const PagedBlob& blob) const {
+  return {ErrorCode::kTimeout,
+          fmt::format("source {} sent {} of {} of metadata in {} ms: too slow", name(),
+                      format_bytes(blob.arrived_bytes), format_bytes(blob.total_bytes),
+                      milliseconds(steady_now() - blob.began))};
+}
+
 async::Task<void> SourcePeer::fetch_rest(PagedBlob& blob) {
   while (!blob.error && blob.next_offset < blob.total_bytes) {
     const std::uint64_t offset = blob.next_offset;
@@ -81,12 +100,15 @@ async::Task<void> SourcePeer::fetch_rest(PagedBlob& blob) {
     blob.next_offset += size;
     blob.bytes.resize(blob.next_offset);
     auto page = co_await fetch_page(blob, offset);
-    if (!page) {
+    if (steady_now() >= blob.deadline) {
+      blob.error = too_slow(blob);
+    } else if (!page) {
       blob.error = std::move(page).error();
     } else if (page->total_bytes() != blob.total_bytes || page->data().size() != size) {
       blob.error = pages_do_not_fit();
     } else {
       page->data().copy(blob.bytes.data() + offset, size);
+      blob.arrived_bytes += size;
     }
   }
 }
@@ -112,6 +134,9 @@ async::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, D
       blob.page_bytes < std::min(blob.total_bytes, kLeastPageBytes)) {
     co_return fail(pages_do_not_fit());
   }
+  blob.arrived_bytes = blob.page_bytes;
+  const std::chrono::seconds at_least(blob.total_bytes / kLeastBytesPerSecond);
+  blob.deadline = blob.began + blob.paging.grace + std::min(at_least, kLongestBlob);
   std::vector<async::Task<void>> lanes;
   for (std::size_t i = 0; i < kPagesAtOnce; ++i) lanes.push_back(fetch_rest(blob));
   co_await async::run_all(std::move(lanes));

@@ -50,10 +50,12 @@ class SourcePeer {
   bool before_protocol_3() const { return client_->peer().public_key.empty(); }
   void close() { client_->close(); }
 
-  // Metadata comes in pages, some at a time. Each page has this deadline and is reported.
+  // Metadata comes in pages, some at a time. Each page has this deadline and is reported. All pages
+  // together have `grace`, and what they take at 1 MiB a second, but at most 5 minutes.
   struct Paging {
     std::chrono::milliseconds page_deadline;
     std::function<void()> on_page;
+    std::chrono::milliseconds grace{10'000};
   };
   // Canonical bytes. The caller checks them against the digest that names them.
   async::Task<Result<std::string>> fetch_tensor_set(Digest digest, Paging paging);
@@ -109,6 +111,7 @@ class SourcePeer {
                                                std::string name, Paging paging);
   proto::OpenSessionRequest request_for(SessionRequest wanted) const;
   Error pages_do_not_fit() const;
+  Error too_slow(const PagedBlob& blob) const;
   Result<PeerSession> read_session(const proto::OpenSessionResponse& response) const;
 
   const proto::Source source_;

@@ -1,7 +1,9 @@
 #include "recovery/pull/target_resolver.h"
 
 #include <chrono>
+#include <map>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "recovery/pull/pull_plans.h"
@@ -15,6 +17,8 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::string_view kConfigFile = "config.json";
+// A source that was too slow so often is not asked again.
+constexpr int kMostTimeouts = 4;
 
 // Collects why no copy of config.json could be read. Bytes that are wrong say more than a source
 // that has none.
@@ -156,6 +160,9 @@ async::Task<Result<void>> TargetResolver::learn_checkpoint() {
   const Resolved& resolved = target_.resolved;
   if (find_checkpoint()) co_return Result<void>();
   std::optional<Error> last_error;
+  // Each page that arrives renews the patience of the pull. So a source that only drips would be
+  // asked for ever.
+  std::map<std::string, int> timeouts;
   co_await sources_.connect();
   while (true) {
     // Hosts that scale out at the same time do not all ask the same source, and those that are
@@ -165,7 +172,7 @@ async::Task<Result<void>> TargetResolver::learn_checkpoint() {
     const std::size_t count = table.size();
     for (std::size_t i = 0; i < count; ++i) {
       ActiveSource& source = table[(first + i) % count];
-      if (source.peer == nullptr) continue;
+      if (source.peer == nullptr || timeouts[source.name] >= kMostTimeouts) continue;
       context_.progress.trace().go_on();
       auto learned = co_await learn_from(source.peer);
       if (learned) {
@@ -173,6 +180,7 @@ async::Task<Result<void>> TargetResolver::learn_checkpoint() {
         co_return learned;
       }
       last_error = std::move(learned).error();
+      if (last_error->code() == ErrorCode::kTimeout) ++timeouts[source.name];
       log::warn("pull.metadata", "source", source.name, "error", *last_error);
       sources_.lose(source, *last_error);
     }

@@ -43,7 +43,14 @@ Result<std::optional<std::string>> FrameDecoder::next() {
                 cap_bytes_,
                 cap_bytes_ <= kMaxHelloFrameBytes ? ": is the other end Rekindle at all?" : "");
   }
+  if (length > kSmallFrameBytes && check_large_ && !large_passed_) {
+    if (buffered_bytes() - kFrameHeaderBytes < kFrameHeadBytes) return std::nullopt;
+    TRY_VOID(
+        check_large_({buffer_.data() + consumed_ + kFrameHeaderBytes, kFrameHeadBytes}, length));
+    large_passed_ = true;
+  }
   if (buffered_bytes() - kFrameHeaderBytes < length) return std::nullopt;
+  large_passed_ = false;
   std::string body = buffer_.substr(consumed_ + kFrameHeaderBytes, length);
   consumed_ += kFrameHeaderBytes + length;
   return body;

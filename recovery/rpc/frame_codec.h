@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "proto/frame.pb.h"
 #include "src/base/result.h"
@@ -22,6 +24,11 @@ class FrameDecoder {
   explicit FrameDecoder(std::uint32_t cap_bytes) : cap_bytes_(cap_bytes) {}
 
   void set_cap(std::uint32_t cap_bytes) { cap_bytes_ = cap_bytes; }
+  // Sees the first kFrameHeadBytes of a frame beyond kSmallFrameBytes, and its length, before the
+  // rest is buffered. An error of it fails the decoder.
+  using LargeFrameCheck =
+      std::function<Result<void>(std::string_view head, std::uint32_t frame_bytes)>;
+  void set_large_frame_check(LargeFrameCheck check) { check_large_ = std::move(check); }
   // Memory grows with the received bytes, never with the length in a header.
   void feed(std::string_view bytes);
   // The body of the next whole frame; nullopt: more bytes are needed. kInvalid: the frame is empty
@@ -33,6 +40,9 @@ class FrameDecoder {
 
  private:
   std::uint32_t cap_bytes_;
+  LargeFrameCheck check_large_;
+  // check_large_ has passed the frame that is being received.
+  bool large_passed_ = false;
   std::string buffer_;
   // Of buffer_.
   std::size_t consumed_ = 0;

@@ -14,6 +14,7 @@
 #include <google/protobuf/message_lite.h>
 
 #include "proto/frame.pb.h"
+#include "recovery/rpc/method_limits.h"
 #include "recovery/trace/tracer.h"
 #include "src/async/task.h"
 #include "src/base/clock.h"
@@ -103,8 +104,12 @@ using Handler = std::function<async::Task<Result<std::string>>(const Peer& peer,
 using InstantHandler =
     std::function<Result<std::string>(const Peer& peer, const std::string& body)>;
 
+// A quarter of the connections is for agents alone. Processes on the unix socket are not counted.
 struct ServerLimits {
   std::size_t max_connections = 4096;
+  // Of one peer: of one address, and of one certificate. Connections of an address that have no
+  // accepted hello make room for its next ones.
+  std::size_t max_connections_per_peer = 1024;
   std::size_t max_calls_per_connection = 64;
   std::chrono::milliseconds idle_timeout{60000};
 };
@@ -165,8 +170,10 @@ class RpcClient {
       std::optional<Incarnation> expected = {}, proto::Role wanted = proto::ROLE_UNKNOWN);
 };
 
+// A body that has few bytes takes little memory (check_parsed_size).
 template <typename Message>
 Result<Message> parse_body(std::string_view body) {
+  if (body.size() > kCheckParsedBytes) TRY_VOID(check_parsed_size(*Message::descriptor(), body));
   Message message;
   if (!message.ParseFromArray(body.data(), static_cast<int>(body.size()))) {
     return fail(ErrorCode::kInvalid, "malformed {} of {} bytes", message.GetTypeName(),

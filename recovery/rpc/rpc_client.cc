@@ -157,6 +157,8 @@ async::Task<Result<std::string>> ClientCore::call(proto::Method method, std::str
   if (calls_.size() >= kMaxOpenCalls) {
     co_return fail(ErrorCode::kExhausted, "{}: {} calls are open already", what, kMaxOpenCalls);
   }
+  // The server would close the connection.
+  CO_TRY_VOID(check_body_size(static_cast<std::uint32_t>(method), body.size()));
   const bool has_room = co_await connection_->wait_for_room(deadline);
   if (!connected()) co_return fail(ErrorCode::kPeerLost, "{}: {}", what, lost().message());
   if (!has_room) {

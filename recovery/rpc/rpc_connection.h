@@ -71,7 +71,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void set_handshake_deadline(std::optional<TimePoint> deadline);
   // Closes the connection after `timeout` without a frame, unless it is busy(). 0: never.
   void set_idle_timeout(std::chrono::milliseconds timeout, std::function<bool()> busy);
-  void raise_frame_cap() { decoder_.set_cap(kMaxFrameBytes); }
+  // `check`: see FrameDecoder.
+  void raise_frame_cap(FrameDecoder::LargeFrameCheck check = {}) {
+    decoder_.set_cap(kMaxFrameBytes);
+    decoder_.set_large_frame_check(std::move(check));
+  }
 
   bool is_open() const { return !closed_; }
   const Error& close_reason() const { return close_reason_; }

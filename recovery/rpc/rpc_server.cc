@@ -68,11 +68,19 @@ class Server final : public RpcServer {
   struct Core : std::enable_shared_from_this<Core> {
     Core(asio::any_io_executor on, Identity identity, ServerLimits limits)
         : executor(on),
-          shared(std::make_shared<ServerShared>(std::move(on), std::move(identity), limits)) {}
+          shared(std::make_shared<ServerShared>(std::move(on), std::move(identity), limits)) {
+      shared->admit = [this](const Peer& peer) { return admit(peer); };
+    }
+    ~Core() { shared->admit = {}; }
 
     void add_listener(UniqueFd fd, const std::string& unix_path);
     void on_accept(Socket socket, std::string address, const std::string& unix_path);
-    bool drop_oldest_unknown(const char* why);
+    // Has this address room for one more? Drops its oldest unknown one where that helps.
+    Result<void> make_room_of(const std::string& host);
+    // The connection of `peer` is about to be accepted.
+    Result<void> admit(const Peer& peer) const;
+    // `host`: of this address only. Empty: of any.
+    bool drop_oldest_unknown(const char* why, std::string_view host = {});
     void stop();
 
     asio::any_io_executor executor;
@@ -106,6 +114,11 @@ void Server::Core::on_accept(Socket socket, std::string address, const std::stri
   auto connection =
       std::make_shared<ServerConnection>(shared, std::move(socket), std::move(address), unix_path);
   if (stopped) return connection->close({ErrorCode::kUnavailable, "shutting down"});
+  if (!connection->is_unix()) {
+    if (const auto room = make_room_of(connection->host()); !room) {
+      return connection->refuse_now(room.error());
+    }
+  }
   if (connections.size() >= shared->limits.max_connections &&
       !drop_oldest_unknown("over the connection cap")) {
     return connection->refuse_now(
@@ -119,10 +132,48 @@ void Server::Core::on_accept(Socket socket, std::string address, const std::stri
                       }));
 }
 
+Result<void> Server::Core::make_room_of(const std::string& host) {
+  const auto of_host = std::ranges::count_if(
+      connections, [&](const auto& connection) { return connection->host() == host; });
+  if (static_cast<std::size_t>(of_host) < shared->limits.max_connections_per_peer) return {};
+  if (drop_oldest_unknown("over the connections of one address", host)) return {};
+  return fail(ErrorCode::kExhausted,
+              "{} has {} connections to this server, as many as one address may have; close some",
+              host, of_host);
+}
+
+Result<void> Server::Core::admit(const Peer& peer) const {
+  if (peer.local_user) return {};
+  const ServerLimits& limits = shared->limits;
+  const std::string key = rpc::budget_key(peer);
+  std::size_t same = 0;
+  std::size_t others_than_agents = 0;
+  for (const auto& connection : connections) {
+    if (!connection->greeted() || connection->is_unix()) continue;
+    if (connection->peer().role != proto::ROLE_AGENT) ++others_than_agents;
+    if (connection->budget_key() == key) ++same;
+  }
+  if (same >= limits.max_connections_per_peer) {
+    return fail(ErrorCode::kExhausted,
+                "{} has {} connections to this server, as many as one peer may have; close some",
+                key, same);
+  }
+  const std::size_t for_others = limits.max_connections - limits.max_connections / 4;
+  if (peer.role != proto::ROLE_AGENT && others_than_agents >= for_others) {
+    return fail(ErrorCode::kExhausted,
+                "this server has {} connections of pullers and commands, and keeps the others for "
+                "agents; try again later",
+                others_than_agents);
+  }
+  return {};
+}
+
 // Connections without a hello go first: they have shown no right to be here.
-bool Server::Core::drop_oldest_unknown(const char* why) {
-  const auto oldest = std::find_if(connections.begin(), connections.end(),
-                                   [](const auto& connection) { return !connection->greeted(); });
+bool Server::Core::drop_oldest_unknown(const char* why, std::string_view host) {
+  const auto oldest =
+      std::find_if(connections.begin(), connections.end(), [&](const auto& connection) {
+        return !connection->greeted() && (host.empty() || connection->host() == host);
+      });
   if (oldest == connections.end()) return false;
   const auto dropped = *oldest;
   connections.erase(oldest);

@@ -40,6 +40,8 @@ struct ServerConnection::Call {
   TimePoint began = steady_clock::now();
   std::string what;
   CallObject object;
+  // Of its body.
+  LargeFrames::Share share;
   trace::RunningSpan span;
   // Of the handler.
   asio::cancellation_signal signal;
@@ -74,7 +76,8 @@ ServerConnection::ServerConnection(std::shared_ptr<ServerShared> shared, Socket 
                                    std::string address, std::string unix_path)
     : shared_(std::move(shared)),
       connection_(Connection::create(std::move(socket))),
-      unix_path_(std::move(unix_path)) {
+      unix_path_(std::move(unix_path)),
+      host_(host_of_address(address)) {
   peer_.address = std::move(address);
 }
 
@@ -161,7 +164,7 @@ async::Task<Result<void>> ServerConnection::exchange_proofs(std::string secret, 
 }
 
 async::Task<Result<void>> ServerConnection::greet() {
-  const bool is_unix = !unix_path_.empty();
+  const bool is_unix = this->is_unix();
   if (is_unix) {
     CO_TRY_VOID(check_peer_uid(connection_->socket().native_handle(), unix_path_));
     peer_.local_user = true;
@@ -184,6 +187,8 @@ async::Task<Result<void>> ServerConnection::greet() {
   peer.principals = peer_.principals;
   peer.encrypted = peer_.encrypted;
   CO_TRY_VOID(check_certified_name(peer, proto::ROLE_UNKNOWN));
+  budget_key_ = rpc::budget_key(peer);
+  if (shared_->admit) CO_TRY_VOID(shared_->admit(peer));
   auto proving = exchange_proofs(secret, own, theirs);
   CO_TRY_VOID(co_await std::move(proving));
   if (!secret.empty()) {
@@ -222,7 +227,9 @@ async::Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self
   connection.set_handshake_deadline(std::nullopt);
   connection.set_idle_timeout(self->shared_->limits.idle_timeout,
                               [raw = self.get()] { return !raw->calls_.empty(); });
-  connection.raise_frame_cap();
+  connection.raise_frame_cap([raw = self.get()](std::string_view head, std::uint32_t frame_bytes) {
+    return raw->on_large_frame(head, frame_bytes);
+  });
   for (;;) {
     // A peer that does not read its responses gets no new work; the write deadline ends it.
     if (!co_await connection.wait_for_room(TimePoint::max())) co_return;
@@ -231,8 +238,10 @@ async::Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self
       if (connection.is_open()) co_await connection.refuse(std::move(frame).error());
       co_return;
     }
+    LargeFrames::Share share = std::move(self->receiving_);
+    self->receiving_ = nullptr;
     if (frame->kind_case() == proto::Frame::kRequest) {
-      self->on_request(std::move(*frame->mutable_request()));
+      self->on_request(std::move(*frame->mutable_request()), std::move(share));
     } else if (frame->kind_case() == proto::Frame::kCancel) {
       const auto found = self->calls_.find(frame->cancel().call_id());
       if (found != self->calls_.end()) {
@@ -259,7 +268,13 @@ void ServerConnection::cancel_calls() {
   for (const auto& [id, call] : calls) call->cancel();
 }
 
-void ServerConnection::on_request(proto::Request request) {
+Result<void> ServerConnection::on_large_frame(std::string_view head, std::uint32_t frame_bytes) {
+  TRY_VOID(check_large_frame(head, frame_bytes));
+  TRY(receiving_, shared_->large_frames.take(budget_key_, frame_bytes));
+  return {};
+}
+
+void ServerConnection::on_request(proto::Request request, LargeFrames::Share share) {
   const std::uint64_t id = request.call_id();
   const auto found = shared_->methods.find(request.method());
   if (calls_.contains(id)) {
@@ -280,6 +295,9 @@ void ServerConnection::on_request(proto::Request request) {
   if (request.deadline_ms() == 0) {
     return respond(id, fail(ErrorCode::kInvalid, "a call needs a deadline"));
   }
+  if (auto within = check_budget(request); !within) {
+    return respond(id, fail(std::move(within).error()));
+  }
   auto object = admit(request);
   if (!object) return respond(id, fail(std::move(object).error()));
   if (found->second.at_once) {
@@ -297,6 +315,7 @@ void ServerConnection::on_request(proto::Request request) {
   call->method = request.method();
   call->object = *std::move(object);
   call->what = proto::Method_Name(static_cast<proto::Method>(request.method()));
+  call->share = std::move(share);
   call->span = begin_span(request);
   calls_.emplace(id, call);
   call->timer.expires_after(std::chrono::milliseconds(request.deadline_ms()));
@@ -333,6 +352,15 @@ void ServerConnection::tell_guard(proto::Method method, const CallObject& object
   if (shared_->guard == nullptr || rule == nullptr || !rule->audited) return;
   shared_->guard->ended(peer_, method, object,
                         result ? Result<void>() : fail(Error(result.error())));
+}
+
+Result<void> ServerConnection::check_budget(const proto::Request& request) {
+  TRY_VOID(check_body_size(request.method(), request.body().size()));
+  const MethodLimits limits = limits_of(request.method());
+  if (limits.calls_per_second <= 0) return {};
+  return shared_->rates.take(budget_key_,
+                             proto::Method_Name(static_cast<proto::Method>(request.method())), 1,
+                             limits.calls_per_second, limits.burst, steady_clock::now());
 }
 
 trace::RunningSpan ServerConnection::begin_span(const proto::Request& request) const {

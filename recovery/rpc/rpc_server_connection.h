@@ -9,6 +9,7 @@
 #include <boost/asio/any_io_executor.hpp>
 
 #include "recovery/rpc/method_rules.h"
+#include "recovery/rpc/peer_budgets.h"
 #include "recovery/rpc/rpc.h"
 #include "recovery/rpc/rpc_connection.h"
 #include "src/async/task_group.h"
@@ -31,6 +32,10 @@ struct ServerShared {
   // Fixed once the server listens.
   std::unordered_map<std::uint32_t, Method> methods;
   std::function<void(const Peer&)> on_peer_closed;
+  // May this peer, whose hello was accepted, have one more connection?
+  std::function<Result<void>(const Peer&)> admit;
+  RateBudgets rates;
+  LargeFrames large_frames;
   std::function<void(proto::Method, bool failed, Duration took)> on_call_ended;
   // nullptr: calls are not traced.
   trace::Tracer* tracer = nullptr;
@@ -57,6 +62,10 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   void refuse_now(const Error& error) { connection_->refuse_now(error); }
   bool greeted() const { return greeted_; }
   const Peer& peer() const { return peer_; }
+  // Of its address.
+  const std::string& host() const { return host_; }
+  const std::string& budget_key() const { return budget_key_; }
+  bool is_unix() const { return !unix_path_.empty(); }
 
  private:
   struct Call;
@@ -69,11 +78,13 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   Result<std::string> plain_secret(const proto::Hello& theirs) const;
   async::Task<Result<void>> exchange_proofs(std::string secret, proto::Frame own,
                                             proto::Frame theirs);
-  void on_request(proto::Request request);
   // May the peer make this call? Tells the guard of a refusal.
   Result<CallObject> admit(const proto::Request& request) const;
   void tell_guard(proto::Method method, const CallObject& object,
                   const Result<std::string>& result) const;
+  Result<void> on_large_frame(std::string_view head, std::uint32_t frame_bytes);
+  void on_request(proto::Request request, LargeFrames::Share share);
+  Result<void> check_budget(const proto::Request& request);
   // The span of a call that belongs to a trace.
   trace::RunningSpan begin_span(const proto::Request& request) const;
   Peer caller_of(const trace::RunningSpan& span) const;
@@ -96,9 +107,14 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   std::shared_ptr<Connection> connection_;
   // "" for TCP.
   std::string unix_path_;
+  std::string host_;
   Peer peer_;
   bool greeted_ = false;
   bool uses_tls_ = false;
+  // See peer_budgets.h.
+  std::string budget_key_;
+  // Of the frame that is being received.
+  LargeFrames::Share receiving_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Call>> calls_;
 };
 

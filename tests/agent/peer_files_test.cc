@@ -193,5 +193,57 @@ TEST_F(PeerFilesTest, AConnectionGetsMetadataOnlyForItsGrant) {
   (*other)->close();
 }
 
+// A transport that nobody connects to.
+class SilentTransport final : public transport::Server {
+ public:
+  std::string_view transport() const override { return "tcp"; }
+  std::string endpoint(std::string_view host) const override { return std::string(host) + ":1"; }
+  Result<std::string> accept(const SessionToken&, std::string_view) override { return ""; }
+  void drop_session(const SessionToken&) override {}
+};
+
+TEST_F(PeerFilesTest, ProofsAreForTheConnectionOfTheSessionAndBounded) {
+  served_.add(source_);
+  SilentTransport silent;
+  PeerSessions::Options options;
+  options.advertised_host = [] { return std::string("host"); };
+  PeerService service(loop_.executor(),
+                      {identity_, served_, grants_, registry_, {&silent}, blocking_}, digests_,
+                      options);
+  auto server = rpc::RpcServer::create(loop_.executor(), identity_);
+  service.install(*server);
+  const std::string address = *server->listen("127.0.0.1:0");
+  const rpc::Identity puller = make_identity(proto::ROLE_PULLER, "p");
+  const auto client = *loop_.run(rpc::RpcClient::connect(address, puller, 5s));
+  const auto thief = *loop_.run(rpc::RpcClient::connect(address, puller, 5s));
+  proto::OpenSessionRequest open;
+  open.set_source_incarnation(identity_.incarnation.to_bytes());
+  *open.mutable_id() = rpc::to_proto(checkpoint()->id);
+  *open.mutable_root() = rpc::to_proto(checkpoint()->root);
+  *open.mutable_layout() = rpc::to_proto(source_->manifest.layout.digest());
+  open.add_transports("tcp");
+  *open.mutable_grant() = grant_for(puller);
+  const auto opened = loop_.run(rpc::call<proto::AGENT_OPEN_SESSION>(client, open, 5s));
+  ASSERT_TRUE(opened) << opened.error().message();
+  proto::ProveRangesRequest prove;
+  prove.set_token(opened->token());
+  *prove.mutable_root() = open.root();
+  *prove.mutable_layout() = open.layout();
+  EXPECT_TRUE(loop_.run(rpc::call<proto::AGENT_PROVE_RANGES>(client, prove, 5s)));
+  const auto stolen = loop_.run(rpc::call<proto::AGENT_PROVE_RANGES>(thief, prove, 5s));
+  ASSERT_FALSE(stolen) << "the token of another connection";
+  EXPECT_EQ(stolen.error().code(), ErrorCode::kDenied);
+  for (int i = 0; i < 1025; ++i) prove.add_items();
+  const auto many = loop_.run(rpc::call<proto::AGENT_PROVE_RANGES>(client, prove, 5s));
+  ASSERT_FALSE(many);
+  EXPECT_NE(many.error().message().find("at most 1024"), std::string::npos)
+      << many.error().message();
+  client->close();
+  thief->close();
+  loop_.run_until([&] { return service.sessions().count() == 0; });
+  loop_.run(service.sessions().drain(5s));
+  loop_.run(server->close(5s));
+}
+
 }  // namespace
 }  // namespace rekindle::agent

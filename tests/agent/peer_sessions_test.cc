@@ -107,7 +107,7 @@ class PeerSessionsTest : public store::StoreTest {
   rpc::testing::Loop loop_;
   const rpc::Identity self_ = rpc::testing::make_identity(proto::ROLE_AGENT, "a");
   const rpc::Identity puller_ = rpc::testing::make_identity(proto::ROLE_PULLER, "p");
-  const rpc::Peer peer_ = peer("p", puller_);
+  rpc::Peer peer_ = peer("p", puller_);
   const rpc::Identity coordinator_ = rpc::testing::make_identity(proto::ROLE_COORDINATOR, "c");
   transport::SegmentRegistry registry_;
   ServedVersions served_{registry_};
@@ -148,6 +148,29 @@ TEST_F(PeerSessionsTest, MorePullersThanAllowedAreSentElsewhere) {
   ASSERT_TRUE(open(request()));
   ASSERT_TRUE(open(request()));
   EXPECT_EQ(open(request()).error().code(), ErrorCode::kUnavailable);
+}
+
+TEST_F(PeerSessionsTest, OnePeerHasItsPartOfThePlacesWhateverItsConnections) {
+  sessions_->set_limits({.max_bytes_per_second = 0, .max_pullers = 64});
+  peer_.address = "10.0.0.1:1";
+  int opened = 0;
+  std::optional<Error> refused;
+  for (int i = 0; i < 64; ++i) {
+    peer_.address = "10.0.0.1:" + std::to_string(1 + i);
+    const auto token = open(request());
+    if (token) {
+      ++opened;
+    } else {
+      refused = token.error();
+    }
+  }
+  EXPECT_EQ(opened, 16);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->code(), ErrorCode::kUnavailable);
+  EXPECT_NE(refused->message().find("10.0.0.1 has 16 sessions"), std::string::npos)
+      << refused->message();
+  peer_.address = "10.0.0.2:1";
+  EXPECT_TRUE(open(request())) << "another host finds a place";
 }
 
 TEST_F(PeerSessionsTest, NewLimitsApplyToTheNextPuller) {

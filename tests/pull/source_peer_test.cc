@@ -38,7 +38,7 @@ class SourcePeerTest : public ::testing::Test {
     most_open_ = std::max(most_open_, open_);
     offsets_.insert(request.offset());
     // Later pages overtake earlier ones.
-    co_await rpc::testing::sleep_for(std::chrono::milliseconds(random_() % 5));
+    co_await rpc::testing::sleep_for(drip_ + std::chrono::milliseconds(random_() % 5));
     proto::GetPageResponse response;
     response.set_total_bytes(blob_.size());
     response.set_data(blob_.substr(request.offset(), page_bytes_));
@@ -52,7 +52,8 @@ class SourcePeerTest : public ::testing::Test {
       CO_TRY(auto client, co_await rpc::RpcClient::connect(
                               test->address_, make_identity(proto::ROLE_PULLER, "p"), 5s));
       SourcePeer peer({}, std::move(client));
-      auto blob = co_await peer.fetch_tile_digests(Digest{{1}}, {5s, [test] { ++test->pages_; }});
+      auto blob = co_await peer.fetch_tile_digests(Digest{{1}},
+                                                   {5s, [test] { ++test->pages_; }, test->grace_});
       peer.close();
       co_return blob;
     }(this));
@@ -65,6 +66,9 @@ class SourcePeerTest : public ::testing::Test {
   std::mt19937_64 random_{6};
   std::string blob_;
   std::uint64_t page_bytes_ = 128 * kKiB;
+  // Before each page.
+  std::chrono::milliseconds drip_{0};
+  std::chrono::milliseconds grace_{10'000};
   Answer distort_;
   std::set<std::uint64_t> offsets_;
   int open_ = 0;
@@ -121,6 +125,19 @@ TEST_F(SourcePeerTest, ASourceThatOffersTooMuchIsRefusedWithTheFirstPage) {
   ASSERT_FALSE(blob);
   EXPECT_EQ(blob.error().code(), ErrorCode::kInvalid) << blob.error().message();
   EXPECT_EQ(offsets_.size(), 1u);
+}
+
+TEST_F(SourcePeerTest, ASourceThatDripsItsMetadataIsGivenUp) {
+  // No page is late. All of them would take many times as long as they may.
+  blob_.resize(900 * kKiB);
+  page_bytes_ = 64 * kKiB;
+  drip_ = 400ms;
+  grace_ = 1s;
+  const auto blob = fetch();
+  ASSERT_FALSE(blob);
+  EXPECT_EQ(blob.error().code(), ErrorCode::kTimeout);
+  EXPECT_NE(blob.error().message().find("too slow"), std::string::npos) << blob.error().message();
+  EXPECT_LT(offsets_.size(), 15u);
 }
 
 }  // namespace

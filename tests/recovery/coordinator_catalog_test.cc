@@ -316,6 +316,73 @@ class GroupCommit : public ::testing::Test {
   int batches_ = 0;
 };
 
+TEST_F(GroupCommit, APublisherMayHaveSoManyVersionsThatItNeverCompletes) {
+  const std::size_t most = Limits{}.max_open_claims;
+  const auto claim = [&](std::uint64_t version, const std::string& claimant) {
+    Publication publication{{"qwen3", version},
+                            test::numbered_digest(version, 7),
+                            test::numbered_digest(version, 8),
+                            1000};
+    publication.claimant = claimant;
+    return core_.publish("", {}, publication, now_);
+  };
+  std::size_t taken = 0;
+  Result<std::uint64_t> last = 0;
+  for (std::uint64_t version = 1; version <= 3000; ++version) {
+    last = claim(version, "10.0.0.9").answer;
+    if (last) ++taken;
+  }
+  EXPECT_EQ(taken, most);
+  ASSERT_FALSE(last);
+  EXPECT_EQ(last.error().code(), ErrorCode::kExhausted);
+  EXPECT_NE(last.error().message().find("--max-open-claims"), std::string::npos);
+  EXPECT_TRUE(claim(1, "10.0.0.9").answer) << "the same claim again is no new one";
+  EXPECT_TRUE(claim(4000, "10.0.0.1").answer) << "others may publish";
+  end(true);
+  // One that retires its claims may publish again.
+  EXPECT_TRUE(core_.retire({"qwen3", 1}, now_).answer);
+  end(true);
+  EXPECT_TRUE(claim(5000, "10.0.0.9").answer);
+}
+
+TEST_F(GroupCommit, AClaimThatNobodyFillsIsForgottenAndMayComeBack) {
+  EXPECT_TRUE(publish({"qwen3", 1}).answer);
+  end(true);
+  ASSERT_NE(core_.fleet().catalog.find({"qwen3", 1}), nullptr);
+  const TimePoint until = now_ + 26h;
+  while (now_ < until) {
+    now_ += 400ms;
+    core_.tick(now_);
+    if (core_.fleet().catalog.find({"qwen3", 1}) == nullptr) break;
+    end(true);
+    // Time passes in steps: a larger one would be a pause of the coordinator.
+  }
+  EXPECT_EQ(core_.fleet().catalog.find({"qwen3", 1}), nullptr);
+  EXPECT_TRUE(publish({"qwen3", 1}).answer);
+  end(true);
+  EXPECT_NE(core_.fleet().catalog.find({"qwen3", 1}), nullptr);
+}
+
+TEST_F(GroupCommit, WhatOneNodeAnnouncesTakesBoundedMemory) {
+  std::size_t kept = 0;
+  Result<std::vector<AnnounceConflict>> last = std::vector<AnnounceConflict>();
+  for (std::uint64_t i = 1; i <= 200; ++i) {
+    Holding holding;
+    holding.id = {"qwen3", i};
+    holding.root = test::numbered_digest(i, 7);
+    holding.layout = test::numbered_digest(i, 9);
+    for (std::uint32_t tile = 0; tile < 100'000; ++tile) {
+      holding.held.emplace_back(2 * tile, 2 * tile + 1);
+    }
+    last = core_.announce("a", a_.incarnation, 0, /*full=*/false, {holding}, {}, now_).answer;
+    if (last) ++kept;
+  }
+  ASSERT_FALSE(last);
+  EXPECT_EQ(last.error().code(), ErrorCode::kExhausted);
+  EXPECT_GT(kept, 10u);
+  EXPECT_LT(kept * 800'000, Limits{}.max_holding_bytes_per_member);
+}
+
 TEST_F(GroupCommit, C4AnAnnouncementOfManyUnknownVersionsIsOneBatch) {
   std::vector<Holding> many;
   for (std::uint64_t version = 1; version <= 500; ++version) {

@@ -63,13 +63,14 @@ async::Task<Result<std::string>> echo(const Peer&, std::string body, std::shared
 
 TEST_F(RpcCall, AnswersCarryTheBody) {
   handle(proto::AGENT_STATUS, echo);
+  handle(proto::COORDINATOR_ANNOUNCE, echo);
   serve();
   const auto client = connect();
   EXPECT_EQ(client->peer().node_id, "server");
   EXPECT_EQ(client->peer().incarnation, identity_.incarnation);
   const std::string large(3u << 20, 'b');
   EXPECT_EQ(*call(client, proto::AGENT_STATUS, "hello"), "hello");
-  EXPECT_EQ(*call(client, proto::AGENT_STATUS, large), large);
+  EXPECT_EQ(*call(client, proto::COORDINATOR_ANNOUNCE, large), large);
   EXPECT_EQ(*call(client, proto::AGENT_STATUS, ""), "");
 }
 

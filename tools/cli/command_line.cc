@@ -23,6 +23,7 @@ constexpr std::string_view kReloaded[] = {"log-level",
                                           "agent.scrub",
                                           "agent.resident-scrub",
                                           "agent.load-timeout",
+                                          "coordinator.max-open-claims",
                                           "coordinator.max-pullers",
                                           "coordinator.replicas",
                                           "coordinator.recopy-rate"};

@@ -237,6 +237,7 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
                    coordinator::check_timing(options));
   }
   options.max_pullers_per_source = args.max_pullers;
+  options.max_open_claims = args.max_open_claims;
   options.replicas = args.replicas;
   problems.take("recopy-rate", options.recopy_bytes_per_second,
                 parse_size("--recopy-rate", args.recopy_rate));
@@ -322,6 +323,10 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
   sub.option("--max-pullers", args.max_pullers,
              "Pullers at the same time for each source that holds a whole version [8]")
       .type_name("N");
+  sub.option("--max-open-claims", args.max_open_claims,
+             "Versions that one publisher may have claimed and not yet completed [256]")
+      .type_name("N")
+      .between(1u, 1'000'000u);
   sub.option("--replicas", args.replicas,
              "Whole copies of each version to keep, in different failure domains;\n"
              "`rekindle publish --replicas` sets it for one version [0]")

@@ -64,6 +64,7 @@ struct CoordinatorArgs {
   std::string suspect_after = "750ms";
   std::string dead_after = "2s";
   std::size_t max_pullers = 8;
+  std::uint32_t max_open_claims = 256;
   std::uint32_t replicas = 0;
   std::string recopy_rate = "256MiB";
   bool allow_drills = false;

@@ -17,6 +17,16 @@ Announced Announcements::take(Member& member, bool full, std::vector<Holding> ad
              member.info.node_id, fleet_.limits.max_holdings_per_member);
     return announced;
   }
+  std::size_t bytes = full ? 0 : holdings.size_bytes();
+  for (const Holding& holding : add) bytes += holding.size_bytes();
+  if (bytes > fleet_.limits.max_holding_bytes_per_member) {
+    announced.answer =
+        fail(ErrorCode::kExhausted,
+             "node '{}' announces holdings of {} bytes, {} are allowed; let its pulls of parts of "
+             "versions end, or retire versions",
+             member.info.node_id, bytes, fleet_.limits.max_holding_bytes_per_member);
+    return announced;
+  }
   Holdings::Map before;
   if (full) {
     before = holdings.all();

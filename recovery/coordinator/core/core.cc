@@ -58,6 +58,7 @@ void Core::tick(TimePoint now) {
   // In the grace nothing counts as lost: a node that has yet to report may hold it.
   if (fleet_.grace.active(now)) return;
   readiness_.mark_all(now);
+  open_claims_.collect(now);
   const auto load = [this](const Incarnation& node) { return pulls_.table().pullers_of(node); };
   replicas_.advance(load, now);
 }
@@ -156,6 +157,9 @@ Durably<std::uint64_t> Core::publish(const std::string& node_id, const Incarnati
   if (publication.root.is_nil()) {
     return {fail(ErrorCode::kInvalid, "publish {}: no root", publication.id.to_string())};
   }
+  if (auto within = open_claims_.check(publication.claimant, publication.id); !within) {
+    return {fail(std::move(within).error())};
+  }
   // Agents whose ranks have the same boxes have the same layout.
   std::set<Digest> parts(publication.parts.begin(), publication.parts.end());
   Durably<void> claimed = fleet_.catalog.claim({publication.id,
@@ -167,6 +171,7 @@ Durably<std::uint64_t> Core::publish(const std::string& node_id, const Incarnati
                                                 publication.replicas,
                                                 {parts.begin(), parts.end()}});
   if (!claimed.answer) return {fail(std::move(claimed.answer).error()), claimed.commit};
+  open_claims_.add(publication.claimant, publication.id);
   return {fleet_.epoch(), claimed.commit};
 }
 

@@ -11,6 +11,7 @@
 #include "recovery/coordinator/core/fleet_state.h"
 #include "recovery/coordinator/core/instances.h"
 #include "recovery/coordinator/core/joint_rosters.h"
+#include "recovery/coordinator/core/open_claims.h"
 #include "recovery/coordinator/core/pull_leases.h"
 #include "recovery/coordinator/core/replicas.h"
 #include "recovery/coordinator/core/retirement.h"
@@ -64,6 +65,8 @@ struct Publication {
   std::optional<std::uint32_t> replicas = {};
   // The layouts of a joint publication, in any order.
   std::vector<Digest> parts = {};
+  // See OpenClaims.
+  std::string claimant = {};
 };
 
 // The coordinator as a deterministic state machine: every call takes the time and returns its
@@ -159,6 +162,7 @@ class Core {
   VersionReadiness readiness_{fleet_};
   VersionResolver resolver_{fleet_, readiness_};
   Announcements announcements_{fleet_, readiness_};
+  OpenClaims open_claims_{fleet_};
   Replicas replicas_{fleet_};
   PullLeases pulls_;
   Retirement retirement_{fleet_, pulls_.table()};

@@ -31,6 +31,14 @@ bool Holdings::holds_a_complete_layout(const ModelVersion& id) const {
   return std::ranges::any_of(of(id), [](const auto& entry) { return entry.second.counts(); });
 }
 
+std::size_t Holdings::size_bytes() const {
+  std::size_t bytes = 0;
+  for (const Map* map : {&all_, &pending_}) {
+    for (const auto& [key, holding] : *map) bytes += holding.size_bytes();
+  }
+  return bytes;
+}
+
 void Holdings::put(Holding holding) { all_[key_of(holding)] = std::move(holding); }
 
 void Holdings::put_pending(Holding holding) { pending_[key_of(holding)] = std::move(holding); }

@@ -45,6 +45,12 @@ struct Holding {
   // Of a joint publication: see DurableVersion::parts. Empty: the node does not say.
   std::vector<Digest> part_layouts = {};
 
+  // In memory.
+  std::size_t size_bytes() const {
+    return sizeof *this + id.model.size() +
+           (held.size() + covers.size()) * sizeof(TileRuns::value_type) +
+           part_layouts.size() * sizeof(Digest);
+  }
   // Readers may be sent to it, and others may rely on it.
   bool counts() const { return complete && verified; }
   // A pull of this root may read it. An incomplete holding is verified tile by tile.
@@ -72,8 +78,9 @@ class Holdings {
   bool holds_whole(const ModelVersion& id, const Digest& root) const;
   // Verified tiles that make one layout complete, whatever the layout covers.
   bool holds_a_complete_layout(const ModelVersion& id) const;
-  // Includes the pending ones.
+  // Include the pending ones.
   std::size_t size() const { return all_.size() + pending_.size(); }
+  std::size_t size_bytes() const;
 
   void put(Holding holding);
   void put_pending(Holding holding);

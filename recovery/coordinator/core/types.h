@@ -43,6 +43,8 @@ struct Timing {
   Duration rank_silence = std::chrono::seconds(5);
   // An instance is forgotten this long after its last rank was lost.
   Duration forget_instance = std::chrono::minutes(10);
+  // A claim that no node holds anything of is forgotten after this long.
+  Duration forget_open_claim = std::chrono::hours(24);
   // Readers of a retired version may go on for this long.
   Duration retire_deadline = std::chrono::minutes(10);
 };
@@ -55,6 +57,10 @@ struct Limits {
   std::size_t max_sources_with_parts = 256;
   std::size_t max_members = 20000;
   std::size_t max_holdings_per_member = 4096;
+  // Of what a node announces: the runs of tiles and the parts of its holdings, in memory.
+  std::size_t max_holding_bytes_per_member = std::size_t{32} << 20;
+  // Versions that one claimant has published and that have never been READY.
+  std::size_t max_open_claims = 256;
   std::size_t max_pulls = 20000;
   std::size_t max_waiting = 20000;
   // Instances with ranks on more than one node.

@@ -1,0 +1,96 @@
+#include "recovery/rpc/peer_budgets.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "recovery/rpc/address.h"
+#include "src/base/units.h"
+
+namespace rekindle::rpc {
+
+namespace {
+
+Duration seconds_of(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+std::string host_of_address(const std::string& address) {
+  const auto parsed = HostPort::parse(address);
+  return parsed ? parsed->host : address;
+}
+
+std::string budget_key(const Peer& peer) {
+  if (peer.local_user) return {};
+  if (peer.proof == Proof::kCertificate && !peer.principals.empty()) return peer.principals.front();
+  return host_of_address(peer.address);
+}
+
+void TokenBucket::gain(TimePoint now) {
+  if (now > last_) {
+    const double passed = std::chrono::duration<double>(now - last_).count();
+    left_ = std::min(burst_, left_ + passed * per_second_);
+  }
+  last_ = std::max(last_, now);
+}
+
+Duration TokenBucket::take(double units, TimePoint now) {
+  gain(now);
+  units = std::min(units, burst_);
+  if (units <= left_) {
+    left_ -= units;
+    return Duration::zero();
+  }
+  return std::max(seconds_of((units - left_) / per_second_), Duration(1));
+}
+
+bool TokenBucket::full(TimePoint now) const {
+  TokenBucket later = *this;
+  later.gain(now);
+  return later.left_ >= burst_;
+}
+
+Result<void> RateBudgets::take(const std::string& key, const std::string& what, double units,
+                               double per_second, double burst, TimePoint now) {
+  if (key.empty()) return {};
+  if (buckets_.size() >= forget_at_) forget_full(now);
+  TokenBucket& bucket = buckets_.try_emplace({key, what}, per_second, burst).first->second;
+  const Duration wait = bucket.take(units, now);
+  if (wait == Duration::zero()) return {};
+  return fail(ErrorCode::kExhausted,
+              "{} from {}: more than {:.0f} at once and {:.0f} a second; call again in {} ms", what,
+              key, burst, per_second, std::max<std::int64_t>(milliseconds(wait), 1));
+}
+
+void RateBudgets::forget_full(TimePoint now) {
+  std::erase_if(buckets_, [&](auto& entry) { return entry.second.full(now); });
+  forget_at_ = std::max<std::size_t>(1024, 2 * buckets_.size());
+}
+
+Result<LargeFrames::Share> LargeFrames::take(const std::string& key, std::uint64_t bytes) {
+  if (key.empty()) return Share();
+  const auto found = state_->of_peer.find(key);
+  const std::uint64_t has = found == state_->of_peer.end() ? 0 : found->second;
+  if (has + bytes > kMaxBytesPerPeer) {
+    return fail(ErrorCode::kExhausted,
+                "{} has calls of {} under way, {} more are over the limit of {}; wait for their "
+                "answers",
+                key, format_bytes(has), format_bytes(bytes), format_bytes(kMaxBytesPerPeer));
+  }
+  if (state_->bytes + bytes > kMaxBytes) {
+    return fail(ErrorCode::kExhausted, "this server is serving large calls of {}; try again later",
+                format_bytes(state_->bytes));
+  }
+  state_->bytes += bytes;
+  state_->of_peer[key] += bytes;
+  return Share(state_.get(), [state = state_, key, bytes](const void*) {
+    state->bytes -= bytes;
+    const auto entry = state->of_peer.find(key);
+    entry->second -= bytes;
+    if (entry->second == 0) state->of_peer.erase(entry);
+  });
+}
+
+}  // namespace rekindle::rpc
