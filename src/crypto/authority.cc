@@ -37,7 +37,7 @@ using Names = std::unique_ptr<GENERAL_NAMES, OpensslFree<&GENERAL_NAMES_free>>;
 // 159 bits are 20 bytes without a sign, the most that a certificate may have.
 constexpr int kSerialBits = 159;
 // Of X.520. Longer names stand in the URI only.
-constexpr std::size_t kLongestCommonName = 64;
+constexpr std::size_t kLongestSubject = 64;
 constexpr std::chrono::minutes kClockSkew{5};
 
 // These calls fail only without memory.
@@ -149,9 +149,9 @@ CertificateFacts facts_of(const X509* certificate) {
   return facts;
 }
 
-// A certificate with all that both kinds have.
-Certificate new_certificate(EVP_PKEY* key, std::string_view common_name, CertificateTime begins,
-                            CertificateTime ends) {
+// A certificate with all that both kinds have. `attribute`: of its subject, which has one.
+Certificate new_certificate(EVP_PKEY* key, const char* attribute, std::string_view subject,
+                            CertificateTime begins, CertificateTime ends) {
   Certificate made = need(Certificate(X509_new()), "X509_new");
   need_one(X509_set_version(made.get(), X509_VERSION_3), "X509_set_version");
   const BigNumber serial(need(BN_new(), "BN_new"));
@@ -159,8 +159,8 @@ Certificate new_certificate(EVP_PKEY* key, std::string_view common_name, Certifi
   need(BN_to_ASN1_INTEGER(serial.get(), X509_get_serialNumber(made.get())), "BN_to_ASN1_INTEGER");
   need_one(X509_set1_notBefore(made.get(), asn1_time(begins).get()), "X509_set1_notBefore");
   need_one(X509_set1_notAfter(made.get(), asn1_time(ends).get()), "X509_set1_notAfter");
-  const std::string cut(common_name.substr(0, kLongestCommonName));
-  need_one(X509_NAME_add_entry_by_txt(X509_get_subject_name(made.get()), "CN", MBSTRING_UTF8,
+  const std::string cut(subject.substr(0, kLongestSubject));
+  need_one(X509_NAME_add_entry_by_txt(X509_get_subject_name(made.get()), attribute, MBSTRING_UTF8,
                                       reinterpret_cast<const unsigned char*>(cut.data()),
                                       static_cast<int>(cut.size()), -1, 0),
            "X509_NAME_add_entry_by_txt");
@@ -254,7 +254,7 @@ Authority Authority::create(const std::string& trust_domain, CertificateTime now
   const BigNumber tag(need(BN_new(), "BN_new"));
   need_one(BN_rand(tag.get(), 32, BN_RAND_TOP_ONE, BN_RAND_BOTTOM_ANY), "BN_rand");
   parts->certificate = new_certificate(
-      parts->key.get(),
+      parts->key.get(), "CN",
       fmt::format("rekindle CA {:08x} of {:.40}", BN_get_word(tag.get()), trust_domain),
       now - kClockSkew, now + life);
   X509* const own = parts->certificate.get();
@@ -309,8 +309,9 @@ Result<std::string> Authority::issue(const CertificateNames& names, CertificateT
                 std::chrono::floor<std::chrono::days>(last - now).count());
   }
   const X509Key key = new_key();
+  // With users, the gateway of etcd refuses certificates that have a common name.
   const Certificate made =
-      new_certificate(key.get(), names.common_name, now - kClockSkew, now + life);
+      new_certificate(key.get(), "O", names.common_name, now - kClockSkew, now + life);
   X509* const issuer = parts_->certificate.get();
   need_one(X509_set_issuer_name(made.get(), X509_get_subject_name(issuer)), "X509_set_issuer_name");
   need_one(X509_add1_ext_i2d(made.get(), NID_subject_alt_name, alternatives.get(), 0, 0),

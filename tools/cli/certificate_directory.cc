@@ -19,8 +19,6 @@ namespace rekindle::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using std::chrono::days;
-using std::chrono::seconds;
 
 constexpr std::array<std::string_view, 4> kRoles = {"coordinator", "agent", "puller", "client"};
 constexpr const char* kAuthority = "ca.pem";
@@ -32,10 +30,10 @@ constexpr const char* kIssued = "issued";
 constexpr mode_t kSecretMode = 0600;
 constexpr mode_t kPublicMode = 0644;
 constexpr std::size_t kLongestName = 200;
-constexpr days kAuthorityLife{3653};
+constexpr std::chrono::days kAuthorityLife{3653};
 
 crypto::CertificateTime wall_now() {
-  return std::chrono::floor<seconds>(std::chrono::system_clock::now());
+  return std::chrono::floor<std::chrono::seconds>(std::chrono::system_clock::now());
 }
 
 bool is_there(const fs::path& path) {
@@ -143,7 +141,7 @@ Result<void> CertificateDirectory::lock() {
 
 Result<CertificateDirectory> CertificateDirectory::create(const fs::path& path,
                                                           const std::string& trust_domain,
-                                                          days life, bool force) {
+                                                          std::chrono::days life, bool force) {
   TRY_VOID(check_trust_domain(trust_domain));
   TRY_VOID(make_directory_durably(path));
   CertificateDirectory made(path);
@@ -291,14 +289,14 @@ Result<std::vector<CertificateDirectory::Entry>> CertificateDirectory::list() co
 }
 
 Result<std::vector<CertificateDirectory::Subject>> CertificateDirectory::renew(
-    std::optional<seconds> within) {
+    std::optional<std::chrono::seconds> within) {
   TRY(const auto entries, list());
   std::vector<Subject> renewed;
   for (const Entry& entry : entries) {
-    const seconds life = entry.facts.ends - entry.facts.begins;
+    const std::chrono::seconds life = entry.facts.ends - entry.facts.begins;
     const bool due = entry.facts.ends - wall_now() <= within.value_or(life / 3);
     if (entry.current && !entry.revoked && (due || !entry.of_newest)) {
-      const auto whole = std::chrono::round<days>(life);
+      const auto whole = std::chrono::round<std::chrono::days>(life);
       TRY_VOID(issue({.subject = entry.subject,
                       .dns_names = entry.facts.dns_names,
                       .addresses = entry.facts.addresses,
