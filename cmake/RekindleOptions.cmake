@@ -45,6 +45,25 @@ else()
   add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:SHELL:-Xclang -fno-pch-timestamp>")
 endif()
 
+# Hardening, for programs that read what strangers send. Sanitizers check more, and do not work with some of it. What
+# the compiler adds costs time to build and to run, so only builds for users have it.
+if(NOT REKINDLE_SANITIZE AND NOT REKINDLE_FUZZ)
+  include(CheckPIESupported)
+  check_pie_supported()
+  add_link_options(-Wl,-z,relro,-z,now,-z,noexecstack)
+  set(hardening -fstack-protector-strong -fstack-clash-protection)
+  include(CheckCXXCompilerFlag)
+  check_cxx_compiler_flag(-fcf-protection=full REKINDLE_HAVE_CF_PROTECTION)
+  if(REKINDLE_HAVE_CF_PROTECTION)
+    list(APPEND hardening -fcf-protection=full)
+  endif()
+  foreach(flag IN LISTS hardening)
+    add_compile_options("$<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:C,CXX>>:${flag}>")
+  endforeach()
+  # Some compilers define it already, with another value.
+  add_compile_options("$<$<AND:$<CONFIG:RelWithDebInfo>,$<COMPILE_LANGUAGE:C,CXX>>:SHELL:-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3>")
+endif()
+
 add_library(rekindle_flags INTERFACE)
 target_include_directories(
   rekindle_flags INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>

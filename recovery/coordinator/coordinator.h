@@ -19,8 +19,16 @@ namespace rekindle::coordinator {
 
 namespace etcd {
 struct EtcdOptions {
-  // "http://10.0.0.1:2379,http://10.0.0.2:2379"; empty: no etcd.
+  // "https://10.0.0.1:2379,https://10.0.0.2:2379"; empty: no etcd.
   std::string urls;
+  // PEM files for https: authorities ("": the system's), and an own certificate ("": none).
+  std::string authorities, certificate, key;
+  // "": etcd asks for none.
+  std::string user, password_file;
+  // Authenticates the records. "": whoever can write to etcd is believed.
+  std::string state_key_file;
+  // Believes records without authentication once more, and authenticates them.
+  bool adopt_unsigned = false;
   // Of all keys; one per fleet.
   std::string prefix = "/rekindle/";
   // Another coordinator leads this long after the death of the leader.

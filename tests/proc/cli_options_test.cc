@@ -72,6 +72,11 @@ const std::vector<std::vector<std::string>> kCommands = {{"coordinator"},
                                                          {"config", "example"},
                                                          {"config", "check"},
                                                          {"config", "show"},
+                                                         {"certs", "init"},
+                                                         {"certs", "issue"},
+                                                         {"certs", "rotate"},
+                                                         {"certs", "revoke"},
+                                                         {"certs", "list"},
                                                          {"update"}};
 
 std::string help_of(std::vector<std::string> command) {

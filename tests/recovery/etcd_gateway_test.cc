@@ -1,4 +1,5 @@
 #include <atomic>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -11,17 +12,24 @@
 
 #include "recovery/coordinator/etcd/etcd_state.h"
 #include "recovery/coordinator/etcd/gateway.h"
+#include "tests/support/process.h"
 
 namespace rekindle::coordinator::etcd {
 namespace {
 
-TEST(EtcdEndpoints, AreUrlsWithoutTls) {
+TEST(EtcdEndpoints, AreUrlsOfOneScheme) {
   const auto two = parse_endpoints("http://10.0.0.1:2379,http://[fd00::3]:2379/");
   ASSERT_TRUE(two) << two.error().message();
-  ASSERT_EQ(two->size(), 2u);
-  EXPECT_EQ((*two)[0].to_string(), "10.0.0.1:2379");
-  EXPECT_EQ((*two)[1].to_string(), "[fd00::3]:2379");
-  for (const char* bad : {"", "http://", "https://10.0.0.1:2379", "http://a:1,", "http://a:1/v3"}) {
+  ASSERT_EQ(two->members.size(), 2u);
+  EXPECT_EQ(two->members[0].to_string(), "10.0.0.1:2379");
+  EXPECT_EQ(two->members[1].to_string(), "[fd00::3]:2379");
+  EXPECT_FALSE(two->tls);
+  const auto tls = parse_endpoints("https://a:1,https://b:2/");
+  ASSERT_TRUE(tls) << tls.error().message();
+  EXPECT_EQ(tls->members[1].to_string(), "b:2");
+  EXPECT_TRUE(tls->tls);
+  for (const char* bad : {"", "http://", "https://", "http://a:1,", "http://a:1/v3",
+                          "https://a:1,http://b:2", "http://a:1,https://b:2", "a:1,https://b:2"}) {
     const auto refused = parse_endpoints(bad);
     ASSERT_FALSE(refused) << bad;
     EXPECT_EQ(refused.error().code(), ErrorCode::kInvalid) << bad;
@@ -65,7 +73,7 @@ class FakeEtcd {
     wake.close(ignored);
     thread_.join();
   }
-  std::vector<rpc::HostPort> endpoints() const {
+  Access access() const {
     return *parse_endpoints(fmt::format("http://127.0.0.1:{}", acceptor_.local_endpoint().port()));
   }
   // A new life of the key.
@@ -74,6 +82,24 @@ class FakeEtcd {
     keys_[to_base64("/rekindle/leader")] = {to_base64(name), ++revision_, revision_};
     return revision_;
   }
+  // What somebody with the right to write to etcd can do.
+  std::map<std::string, std::string> values() {
+    const std::lock_guard lock(mutex_);
+    std::map<std::string, std::string> all;
+    for (const auto& [name, key] : keys_) all[*from_base64(name)] = *from_base64(key.value);
+    return all;
+  }
+  void forge(const std::string& name, const std::string& value) {
+    const std::lock_guard lock(mutex_);
+    Key& key = keys_[to_base64(name)];
+    key.value = to_base64(value);
+    if (key.created == 0) key.created = key.changed = ++revision_;
+  }
+  void erase(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    keys_.erase(to_base64(name));
+  }
+
   void keep_back_the_next() { keep_back_ = true; }
   void apply_what_was_kept_back() {
     const std::lock_guard lock(mutex_);
@@ -189,9 +215,9 @@ class EtcdStateTest : public ::testing::Test {
     }
     return false;
   }
-  EtcdState term() { return {{}, etcd_.endpoints(), {1, etcd_.elect("me")}}; }
+  EtcdState term() { return {{}, etcd_.access(), {1, etcd_.elect("me")}}; }
   Records stored() {
-    EtcdState next({}, etcd_.endpoints(), {1, etcd_.elect("next")});
+    EtcdState next({}, etcd_.access(), {1, etcd_.elect("next")});
     return *next.load();
   }
   static Records records_of(std::uint64_t epoch) {
@@ -226,8 +252,8 @@ TEST_F(EtcdStateTest, AWriteWhoseAnswerWasLostIsWrittenOver) {
 
 TEST_F(EtcdStateTest, WhatSomebodyElseWroteIsNotWrittenOver) {
   const Term same{1, etcd_.elect("me")};
-  EtcdState state({}, etcd_.endpoints(), same);
-  EtcdState other({}, etcd_.endpoints(), same);
+  EtcdState state({}, etcd_.access(), same);
+  EtcdState other({}, etcd_.access(), same);
   ASSERT_TRUE(state.load());
   ASSERT_TRUE(other.load());
   ASSERT_TRUE(state.write(epoch_of(1)));
@@ -266,6 +292,137 @@ TEST_F(EtcdStateTest, AnEmptyWriteIsNoError) {
   ASSERT_TRUE(state.write(epoch_of(1)));
   EXPECT_TRUE(state.write({}));
   EXPECT_EQ(stored(), records_of(1));
+}
+
+// A state with authentication, and somebody who can write to etcd but has not the key.
+class SealedState : public EtcdStateTest {
+ protected:
+  SealedState() {
+    options_.state_key_file = write_key("key", "the key of this fleet");
+    EtcdState state = sealed_term();
+    EXPECT_TRUE(state.load());
+    EXPECT_TRUE(state.write({{"meta", "1"}, {"versions/a", "root A"}, {"versions/b", "root B"}}));
+  }
+  std::string write_key(const std::string& name, const std::string& text) {
+    const auto file = tmp_ / name;
+    rekindle::testing::write_file(file, text);
+    std::filesystem::permissions(file, std::filesystem::perms(0600));
+    return file;
+  }
+  EtcdState sealed_term() { return {options_, etcd_.access(), {1, etcd_.elect("me")}}; }
+  Records loaded() {
+    EtcdState state = sealed_term();
+    const auto records = state.load();
+    EXPECT_TRUE(records) << records.error().message();
+    return records ? *records : Records{};
+  }
+  void expect_refused(ErrorCode code, const std::string& says) {
+    EtcdState state = sealed_term();
+    const auto records = state.load();
+    ASSERT_FALSE(records) << says;
+    EXPECT_EQ(records.error().code(), code) << records.error().message();
+    EXPECT_NE(records.error().message().find(says), std::string::npos) << records.error().message();
+    EXPECT_EQ(records.error().message().find('\n'), std::string::npos);
+  }
+  static inline const Records kWritten = {
+      {"meta", "1"}, {"versions/a", "root A"}, {"versions/b", "root B"}};
+  rekindle::testing::TempDir tmp_;
+  EtcdOptions options_;
+};
+
+TEST_F(SealedState, IsReadByTheNextLeader) {
+  EXPECT_EQ(loaded(), kWritten);
+  EtcdState state = sealed_term();
+  ASSERT_TRUE(state.load());
+  ASSERT_TRUE(state.write({{"meta", "2"}, {"versions/a", std::nullopt}, {"versions/c", "root C"}}));
+  EXPECT_EQ(loaded(), (Records{{"meta", "2"}, {"versions/b", "root B"}, {"versions/c", "root C"}}));
+}
+
+TEST_F(SealedState, AnInventedVersionIsRefused) {
+  etcd_.forge("/rekindle/versions/evil", "another root");
+  expect_refused(ErrorCode::kCorrupt, "/rekindle/versions/evil in etcd carries no authentication");
+  etcd_.forge("/rekindle/versions/evil", etcd_.values()["/rekindle/versions/a"]);
+  expect_refused(ErrorCode::kCorrupt, "/rekindle/versions/evil in etcd was not written with this");
+}
+
+TEST_F(SealedState, AChangedOrSwappedValueIsRefused) {
+  auto values = etcd_.values();
+  std::string changed = values["/rekindle/versions/a"];
+  changed.back() = 'B';
+  etcd_.forge("/rekindle/versions/a", changed);
+  expect_refused(ErrorCode::kCorrupt, "/rekindle/versions/a in etcd was not written");
+  etcd_.forge("/rekindle/versions/a", values["/rekindle/versions/b"]);
+  etcd_.forge("/rekindle/versions/b", values["/rekindle/versions/a"]);
+  expect_refused(ErrorCode::kCorrupt, "/rekindle/versions/a in etcd was not written");
+  etcd_.forge("/rekindle/versions/a", values["/rekindle/versions/a"]);
+  etcd_.forge("/rekindle/versions/b", values["/rekindle/versions/b"]);
+  for (const std::size_t size : {0u, 5u, 20u, 37u}) {
+    etcd_.forge("/rekindle/meta", values["/rekindle/meta"].substr(0, size));
+    expect_refused(ErrorCode::kCorrupt, "/rekindle/meta in etcd");
+  }
+  etcd_.forge("/rekindle/meta", values["/rekindle/versions/a"]);
+  expect_refused(ErrorCode::kCorrupt, "/rekindle/meta in etcd was not written");
+}
+
+TEST_F(SealedState, ARecordThatWasTakenAwayOrBroughtBackIsNoticed) {
+  const auto before = etcd_.values();
+  {
+    EtcdState state = sealed_term();
+    ASSERT_TRUE(state.load());
+    ASSERT_TRUE(state.write({{"meta", "2"}, {"versions/a", "root A2"}}));
+  }
+  const auto after = etcd_.values();
+  etcd_.forge("/rekindle/versions/a", before.at("/rekindle/versions/a"));
+  expect_refused(ErrorCode::kCorrupt, "brought older ones back");
+  etcd_.forge("/rekindle/versions/a", after.at("/rekindle/versions/a"));
+  etcd_.forge("/rekindle/meta", before.at("/rekindle/meta"));
+  expect_refused(ErrorCode::kCorrupt, "brought older ones back");
+  etcd_.forge("/rekindle/meta", after.at("/rekindle/meta"));
+  etcd_.erase("/rekindle/versions/b");
+  expect_refused(ErrorCode::kCorrupt, "somebody took records away");
+  etcd_.forge("/rekindle/versions/b", after.at("/rekindle/versions/b"));
+  etcd_.erase("/rekindle/meta");
+  expect_refused(ErrorCode::kCorrupt, "/rekindle/meta is missing in etcd");
+}
+
+TEST_F(SealedState, AnotherKeyOrNoneDoesNotReadIt) {
+  options_.state_key_file = write_key("other", "the key of another fleet");
+  expect_refused(ErrorCode::kCorrupt, "or the key is another one");
+  options_.state_key_file.clear();
+  expect_refused(ErrorCode::kInvalid, "give it as --etcd-state-key");
+}
+
+TEST_F(SealedState, AnOldStateIsAdoptedOnceAndOnlyWhenToldTo) {
+  for (const auto& [name, value] : kWritten) etcd_.forge("/rekindle/" + name, value);
+  expect_refused(ErrorCode::kCorrupt, "start with --etcd-adopt-unsigned");
+  options_.adopt_unsigned = true;
+  EXPECT_EQ(loaded(), kWritten);
+  options_.adopt_unsigned = false;
+  EXPECT_EQ(loaded(), kWritten);
+}
+
+TEST_F(SealedState, AnInterruptedAdoptionIsRepeatedAndNeverTakesAWrongMac) {
+  etcd_.forge("/rekindle/versions/b", "root B");
+  etcd_.forge("/rekindle/versions/c", "root C");
+  options_.adopt_unsigned = true;
+  Records with_c = kWritten;
+  with_c["versions/c"] = "root C";
+  EXPECT_EQ(loaded(), with_c);
+  etcd_.forge("/rekindle/versions/c", etcd_.values()["/rekindle/versions/a"]);
+  expect_refused(ErrorCode::kCorrupt, "/rekindle/versions/c in etcd was not written");
+}
+
+TEST_F(SealedState, StaysWholeWhenAnswersAreLost) {
+  for (const bool applied : {true, false}) {
+    EtcdState state = sealed_term();
+    ASSERT_TRUE(state.load());
+    etcd_.keep_back_the_next();
+    EXPECT_FALSE(state.write({{"meta", "2"}, {"versions/x", "lost"}}));
+    if (applied) etcd_.apply_what_was_kept_back();
+    ASSERT_TRUE(eventually_writes(state, 3));
+    if (!applied) etcd_.apply_what_was_kept_back();
+    EXPECT_EQ(loaded()["versions/m"], "of 3");
+  }
 }
 
 }  // namespace

@@ -280,6 +280,226 @@ TEST_F(Etcd, Row29ACoordinatorThatStartsWithoutItWaitsForIt) {
   EXPECT_TRUE(leader->wait_for_out("coordinator listening on")) << leader->err();
 }
 
+// An etcd that speaks TLS and asks for certificates, all of one authority.
+class EtcdOverTls : public Etcd {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists("/usr/bin/etcd")) GTEST_SKIP() << "no etcd here";
+    certs({"init", ca()});
+    certs({"issue", ca(), "coordinator", "etcd", "--ip", "127.0.0.1"});
+    certs({"issue", ca(), "coordinator", "c"});
+    certs({"issue", ca(), "coordinator", "elsewhere", "--dns", "etcd.example.org"});
+    certs({"init", dir("other").string()});
+    certs({"issue", dir("other").string(), "coordinator", "c"});
+    write_secret("password", kPassword);
+    write_secret("wrong-password", "not the password of etcd");
+    write_secret("state-key", "the key of the state in etcd");
+  }
+  static constexpr const char* kPassword = "a password for etcd's user";
+
+  void certs(std::vector<std::string> words) {
+    words.insert(words.begin(), {kRekindle, "certs"});
+    const auto done = run(std::move(words));
+    ASSERT_EQ(done.exit.code, 0) << done.err;
+  }
+  std::string ca(const char* file = "") const { return (dir("ca") / file).string(); }
+  void write_secret(const std::string& name, const std::string& text) const {
+    write_file(dir(name), text);
+    std::filesystem::permissions(dir(name), std::filesystem::perms(0600));
+  }
+  std::string url() const { return "https://127.0.0.1:" + std::to_string(etcd_port_); }
+  void start_tls(const char* certificate = "coordinator-etcd.pem") {
+    const std::string peer = "http://127.0.0.1:" + std::to_string(peer_port_);
+    etcd_ = std::make_unique<Process>(Spawn{.argv = {"/usr/bin/etcd",
+                                                     "--data-dir",
+                                                     dir("etcd").string(),
+                                                     "--listen-client-urls",
+                                                     url(),
+                                                     "--advertise-client-urls",
+                                                     url(),
+                                                     "--cert-file",
+                                                     ca(certificate),
+                                                     "--key-file",
+                                                     ca(certificate),
+                                                     "--client-cert-auth",
+                                                     "--trusted-ca-file",
+                                                     ca("ca.crt"),
+                                                     "--listen-peer-urls",
+                                                     peer,
+                                                     "--initial-advertise-peer-urls",
+                                                     peer,
+                                                     "--initial-cluster",
+                                                     "default=" + peer,
+                                                     "--log-level",
+                                                     "error"}});
+  }
+  std::unique_ptr<Process> leader(std::vector<std::string> more) {
+    std::vector<std::string> words = {kRekindle, "coordinator", "--listen",   address(1),
+                                      "--etcd",  url(),         "--etcd-ttl", "2s"};
+    words.insert(words.end(), more.begin(), more.end());
+    return std::make_unique<Process>(Spawn{.argv = std::move(words)});
+  }
+  std::vector<std::string> own_certificate() const {
+    return {"--etcd-ca",  ca("ca.crt"),           "--etcd-cert", ca("coordinator-c.pem"),
+            "--etcd-key", ca("coordinator-c.pem")};
+  }
+  std::vector<std::string> with_password(const char* file) const {
+    auto words = own_certificate();
+    const std::vector<std::string> more = {"--etcd-user", "rekindle", "--etcd-password-file",
+                                           dir(file).string()};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  coordinator::etcd::Access access() const {
+    auto access = coordinator::etcd::parse_endpoints(url());
+    EXPECT_TRUE(access);
+    access->tls = {ca("ca.crt"), ca("coordinator-c.pem"), ca("coordinator-c.pem")};
+    return *access;
+  }
+  // A user who may use the keys of Rekindle, and nothing else.
+  void demand_a_user() {
+    namespace etcd = coordinator::etcd;
+    etcd::Gateway gateway(access());
+    ASSERT_TRUE(eventually([&] {
+      return gateway.call("/v3/kv/range", {{"key", "YQ=="}}, milliseconds(1000)).has_value();
+    }));
+    const nlohmann::json own = {{"permType", "READWRITE"},
+                                {"key", etcd::to_base64("/rekindle/")},
+                                {"range_end", etcd::to_base64("/rekindle0")}};
+    const std::pair<const char*, nlohmann::json> calls[] = {
+        {"/v3/auth/user/add", {{"name", "root"}, {"password", "root's long password"}}},
+        {"/v3/auth/role/add", {{"name", "root"}}},
+        {"/v3/auth/user/grant", {{"user", "root"}, {"role", "root"}}},
+        {"/v3/auth/user/add", {{"name", "rekindle"}, {"password", kPassword}}},
+        {"/v3/auth/role/add", {{"name", "fleet"}}},
+        {"/v3/auth/role/grant", {{"name", "fleet"}, {"perm", own}}},
+        {"/v3/auth/user/grant", {{"user", "rekindle"}, {"role", "fleet"}}},
+        {"/v3/auth/enable", nlohmann::json::object()}};
+    for (const auto& [path, body] : calls) {
+      const auto done = gateway.call(path, body, milliseconds(5000));
+      ASSERT_TRUE(done) << path << done.error().message();
+    }
+  }
+};
+
+TEST_F(EtcdOverTls, ACoordinatorWithACertificateOfItsAuthorityLeads) {
+  start_tls();
+  const auto first = leader(own_certificate());
+  EXPECT_TRUE(first->wait_for_out("coordinator listening on")) << first->err();
+}
+
+TEST_F(EtcdOverTls, AnEtcdOfAnotherAuthorityIsNotBelieved) {
+  start_tls();
+  const auto first = leader({"--etcd-ca", (dir("other") / "ca.crt").string()});
+  EXPECT_TRUE(first->wait_for_err("TLS: the server's certificate:")) << first->err();
+  EXPECT_EQ(first->out(), "");
+}
+
+TEST_F(EtcdOverTls, AnEtcdWithTheCertificateOfAnotherHostIsNotBelieved) {
+  start_tls("coordinator-elsewhere.pem");
+  const auto first = leader(own_certificate());
+  EXPECT_TRUE(first->wait_for_err("TLS: the server's certificate: IP address mismatch"))
+      << first->err();
+  EXPECT_EQ(first->out(), "");
+}
+
+TEST_F(EtcdOverTls, WithoutACertificateNobodyIsLetIn) {
+  start_tls();
+  const auto first = leader({"--etcd-ca", ca("ca.crt")});
+  EXPECT_TRUE(first->wait_for_err("coordinator.standing_by")) << first->err();
+  EXPECT_THAT(first->err(), HasSubstr("certificate"));
+  EXPECT_EQ(first->out(), "");
+}
+
+TEST_F(EtcdOverTls, ALeaderStaysWhenItsTokenEndsAndAWrongPasswordDoesNotLead) {
+  start_tls();
+  demand_a_user();
+  {
+    const auto nobody = leader(own_certificate());
+    EXPECT_TRUE(nobody->wait_for_err("see --etcd-user and --etcd-password-file")) << nobody->err();
+    const auto wrong = leader(with_password("wrong-password"));
+    EXPECT_TRUE(wrong->wait_for_err("etcd refuses the user rekindle")) << wrong->err();
+    EXPECT_EQ(nobody->out() + wrong->out(), "");
+  }
+  const auto first = leader(with_password("password"));
+  ASSERT_TRUE(first->wait_for_out("coordinator listening on")) << first->err();
+  make_checkpoint(dir("model"), 4, 1024, 5);
+  start_agent("a");
+  ASSERT_EQ(publish("m@1").exit.code, 0);
+  // Tokens end with the life of etcd that gave them.
+  etcd_->kill();
+  start_tls();
+  EXPECT_TRUE(eventually([&] { return publish("m@2").exit.code == 0; })) << first->err();
+  EXPECT_THAT(first->err(), ::testing::Not(HasSubstr(kPassword)));
+}
+
+TEST_F(EtcdOverTls, WhoeverCanWriteToEtcdCannotInventAVersion) {
+  namespace etcd = coordinator::etcd;
+  start_tls();
+  auto words = own_certificate();
+  words.insert(words.end(), {"--etcd-state-key", dir("state-key").string()});
+  auto first = leader(words);
+  ASSERT_TRUE(first->wait_for_out("coordinator listening on")) << first->err();
+  make_checkpoint(dir("model"), 4, 1024, 5);
+  start_agent("a");
+  ASSERT_EQ(publish("m@1").exit.code, 0);
+  first->signal(SIGTERM);
+  ASSERT_TRUE(first->wait());
+  first = leader(words);
+  ASSERT_TRUE(first->wait_for_out("coordinator listening on")) << first->err();
+  ASSERT_EQ(publish("m@1").exit.code, 0) << "it is known";
+  first->signal(SIGTERM);
+  ASSERT_TRUE(first->wait());
+
+  etcd::Gateway gateway(access());
+  const nlohmann::json all = {{"key", etcd::to_base64("/rekindle/versions/")},
+                              {"range_end", etcd::to_base64("/rekindle/versions0")}};
+  const auto found = gateway.call("/v3/kv/range", all, milliseconds(5000));
+  ASSERT_TRUE(found) << found.error().message();
+  const nlohmann::json record = found->value("/kvs/0"_json_pointer, nlohmann::json::object());
+  ASSERT_TRUE(record.contains("value")) << *found;
+  const std::string known = *etcd::from_base64(record["key"].get<std::string>());
+  ASSERT_TRUE(gateway.call("/v3/kv/put",
+                           {{"key", etcd::to_base64(known.substr(0, known.size() - 1) + "9")},
+                            {"value", record["value"]}},
+                           milliseconds(5000)));
+  const auto refused = leader(words);
+  const auto exit = refused->wait();
+  ASSERT_TRUE(exit) << refused->err();
+  EXPECT_NE(exit->code, 0);
+  EXPECT_EQ(refused->out(), "");
+  EXPECT_THAT(refused->err(), HasSubstr("in etcd was not written with this --etcd-state-key"));
+}
+
+TEST_F(EtcdOverTls, OptionsThatDoNotFitAreRefusedBeforeAnythingRuns) {
+  struct Case {
+    std::vector<std::string> words;
+    int code;
+    const char* says;
+  };
+  const std::string own = ca("coordinator-c.pem");
+  const std::string open_to_all = ca("ca.crt");
+  const Case cases[] = {
+      {{"--etcd", "http://127.0.0.1:1", "--etcd-ca", open_to_all}, 2, "need addresses with https"},
+      {{"--etcd-cert", own}, 2, "--etcd-cert and --etcd-key belong together"},
+      {{"--etcd-ca", dir("nothing").string()}, 2, "nothing"},
+      {{"--etcd-ca", dir("state-key").string()}, 2, "state-key"},
+      {{"--etcd-cert", own, "--etcd-key", ca("coordinator-etcd.pem")}, 2, "key in"},
+      {{"--etcd-user", "u"}, 2, "--etcd-user and --etcd-password-file belong together"},
+      {{"--etcd-user", "u", "--etcd-password-file", open_to_all}, 7, "--etcd-password-file"},
+      {{"--etcd-state-key", open_to_all}, 7, "--etcd-state-key"},
+      {{"--etcd-adopt-unsigned"}, 2, "--etcd-adopt-unsigned needs --etcd-state-key"}};
+  for (const auto& [words, code, says] : cases) {
+    std::vector<std::string> line = {kRekindle, "coordinator", "--listen", address(1)};
+    if (words.front() != "--etcd") line.insert(line.end(), {"--etcd", url()});
+    line.insert(line.end(), words.begin(), words.end());
+    const auto done = run(std::move(line));
+    EXPECT_EQ(done.exit.code, code) << says << done.err;
+    EXPECT_THAT(done.err, HasSubstr(says));
+    EXPECT_EQ(done.out, "") << says;
+  }
+}
+
 class EtcdMembers : public ::testing::Test {
  protected:
   void SetUp() override {

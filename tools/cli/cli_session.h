@@ -100,6 +100,7 @@ void add_topo(Command& app, Session& session);
 void add_doctor(Command& app, Session& session);
 void add_support_bundle(Command& app, Session& session);
 void add_config(Command& app, Session& session);
+void add_certs(Command& app, Session& session);
 void add_completion(Command& app, Session& session);
 void add_man(Command& app, Session& session);
 void add_trace(Command& app, Session& session);

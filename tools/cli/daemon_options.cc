@@ -219,8 +219,8 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
   options.etcd = args.etcd;
   problems.take("etcd-ttl", options.etcd.ttl, etcd_ttl(args.etcd_ttl));
   if (!options.etcd.urls.empty()) {
-    auto endpoints = coordinator::etcd::parse_endpoints(options.etcd.urls);
-    if (!endpoints) problems.check("etcd", fail(std::move(endpoints).error()));
+    auto access = coordinator::etcd::access_of(options.etcd);
+    if (!access) problems.check("etcd", fail(std::move(access).error()));
     if (!args.state.empty()) {
       problems.check("state", fail(ErrorCode::kInvalid,
                                    "--state and --etcd: the state lies in one of them, not both"));
@@ -308,6 +308,23 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
              "Keep the state in this etcd instead, so that several coordinators can stand by for\n"
              "each other; give agents and commands all addresses: --coordinator A:7300,B:7300")
       .type_name("URL,…");
+  sub.option("--etcd-ca", args.etcd.authorities,
+             "Certificates that etcd's is checked with, in PEM, for https:// [the system's]")
+      .type_name("FILE");
+  sub.option("--etcd-cert", args.etcd.certificate,
+             "The certificate that etcd asks for, in PEM [none]")
+      .type_name("FILE");
+  sub.option("--etcd-key", args.etcd.key, "Its key; may be the same file").type_name("FILE");
+  sub.option("--etcd-user", args.etcd.user, "User of etcd [none]").type_name("NAME");
+  sub.option("--etcd-password-file", args.etcd.password_file,
+             "Its password: a file of mode 0600 with at least 16 bytes")
+      .type_name("FILE");
+  sub.option("--etcd-state-key", args.etcd.state_key_file,
+             "Authenticate the state in etcd with this key: a file of mode 0600 with at least 16\n"
+             "bytes, the same for all coordinators [whoever can write to etcd is believed]")
+      .type_name("FILE");
+  sub.flag("--etcd-adopt-unsigned", args.etcd.adopt_unsigned,
+           "Believe a state without authentication, and authenticate it. For one start [off]");
   sub.option("--etcd-prefix", args.etcd.prefix, "Prefix of the keys; one per fleet [/rekindle/]")
       .type_name("PREFIX");
   sub.option("--etcd-ttl", args.etcd_ttl,

@@ -38,12 +38,11 @@ const json* holder_of(const json& answer) {
 
 std::string leader_key(const EtcdOptions& options) { return options.prefix + "leader"; }
 
-Election::Election(const EtcdOptions& options, std::vector<rpc::HostPort> endpoints,
-                   std::string name)
+Election::Election(const EtcdOptions& options, Access access, std::string name)
     : key_(to_base64(leader_key(options))),
       name_(std::move(name)),
       ttl_(options.ttl),
-      gateway_(std::move(endpoints)) {}
+      gateway_(std::move(access)) {}
 
 Result<Term> Election::campaign(std::chrono::milliseconds deadline) {
   TRY(const json granted, gateway_.call("/v3/lease/grant", {{"TTL", ttl_.count()}}, deadline));
@@ -115,8 +114,8 @@ BootTime boot_now() {
 // Calls of etcd block, so they have a thread of their own; answers come back to the caller's.
 class EtcdThread {
  public:
-  EtcdThread(const CoordinatorOptions& options, std::vector<rpc::HostPort> endpoints)
-      : election_(options.etcd, std::move(endpoints), own_name(options)) {}
+  EtcdThread(const CoordinatorOptions& options, etcd::Access access)
+      : election_(options.etcd, std::move(access), own_name(options)) {}
   ~EtcdThread() { thread_.join(); }
 
   async::Task<Result<etcd::Term>> campaign() {
@@ -167,8 +166,7 @@ async::Task<void> pass_on(Stop& told, Stop& over) {
 }
 
 // One term under a lease that was confirmed at `confirmed_at`.
-async::Task<Result<void>> lead_with_lease(const TermOptions& options,
-                                          const std::vector<rpc::HostPort>& endpoints,
+async::Task<Result<void>> lead_with_lease(const TermOptions& options, const etcd::Access& access,
                                           EtcdThread& etcd, etcd::Term term, BootTime confirmed_at,
                                           Stop& told) {
   const auto executor = co_await asio::this_coro::executor;
@@ -177,7 +175,7 @@ async::Task<Result<void>> lead_with_lease(const TermOptions& options,
   async::TaskGroup tasks(executor);
   tasks.spawn("coordinator.lease", keep_lease(etcd, term, lease, over));
   tasks.spawn("coordinator.told", pass_on(told, over));
-  etcd::EtcdState state(options.options.etcd, endpoints, term);
+  etcd::EtcdState state(options.options.etcd, access, term);
   TermOptions leased = options;
   leased.may_answer = [&lease] { return lease.check(boot_now()); };
   auto led = co_await lead_term(leased, state, over);
@@ -189,8 +187,8 @@ async::Task<Result<void>> lead_with_lease(const TermOptions& options,
 }  // namespace
 
 async::Task<Result<void>> stand_and_lead(const TermOptions& options, Stop& told) {
-  CO_TRY(const auto endpoints, etcd::parse_endpoints(options.options.etcd.urls));
-  EtcdThread etcd(options.options, endpoints);
+  CO_TRY(const auto access, etcd::access_of(options.options.etcd));
+  EtcdThread etcd(options.options, access);
   Candidacy candidacy;
   etcd::Term term;
   BootTime confirmed_at{};
@@ -216,8 +214,7 @@ async::Task<Result<void>> stand_and_lead(const TermOptions& options, Stop& told)
         break;
       }
       case Candidacy::State::kLeading: {
-        const auto led =
-            co_await lead_with_lease(options, endpoints, etcd, term, confirmed_at, told);
+        const auto led = co_await lead_with_lease(options, access, etcd, term, confirmed_at, told);
         (void)co_await etcd.resign(term);
         candidacy.term_ended(led);
         if (!led && candidacy.state() != Candidacy::State::kOver) {

@@ -23,7 +23,7 @@ struct Term {
 class Election {
  public:
   // `name` tells the others who leads. It is different for each process.
-  Election(const EtcdOptions& options, std::vector<rpc::HostPort> endpoints, std::string name);
+  Election(const EtcdOptions& options, Access access, std::string name);
 
   // One try. kUnavailable: another one leads, named, or etcd does not answer.
   Result<Term> campaign(std::chrono::milliseconds deadline);

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "recovery/rpc/grants.h"
+#include "src/base/log.h"
+
 namespace rekindle::coordinator::etcd {
 
 using nlohmann::json;
@@ -20,13 +23,14 @@ constexpr const char* kMeta = "meta";
 
 }  // namespace
 
-EtcdState::EtcdState(const EtcdOptions& options, std::vector<rpc::HostPort> endpoints,
-                     const Term& term)
+EtcdState::EtcdState(const EtcdOptions& options, Access access, const Term& term)
     : term_(term),
       prefix_(options.prefix),
       leader_key_(to_base64(leader_key(options))),
       meta_key_(key_of(kMeta)),
-      gateway_(std::move(endpoints)) {}
+      state_key_file_(options.state_key_file),
+      adopt_unsigned_(options.adopt_unsigned),
+      gateway_(std::move(access)) {}
 
 json EtcdState::is_leader() const {
   return {{"key", leader_key_},
@@ -80,8 +84,18 @@ Result<void> EtcdState::check_no_former_state() {
               prefix_);
 }
 
+Result<void> EtcdState::read_state_key() {
+  if (state_key_file_.empty() || seal_) return {};
+  auto key = rpc::read_secret(state_key_file_);
+  if (!key) return fail(std::move(key).error().with_context("--etcd-state-key"));
+  seal_.emplace(*std::move(key));
+  return {};
+}
+
 // Reads in pages. Nobody else writes during this term, and each page checks that it lasts.
 Result<Records> EtcdState::load() {
+  seal_.reset();
+  TRY_VOID(read_state_key());
   TRY_VOID(check_no_former_state());
   Records records;
   std::string from = prefix_;
@@ -107,45 +121,103 @@ Result<Records> EtcdState::load() {
       from = key + '\0';
       const std::string name = key.substr(prefix_.size());
       if (name == "leader") continue;
-      if (name == kMeta) {
-        meta_ = value;
-        revision_ = number_in(pair, "mod_revision");
-      }
+      if (name == kMeta) revision_ = number_in(pair, "mod_revision");
       records[name] = std::move(value);
     }
-    if (!range.value("more", false) || pairs.empty()) return records;
+    if (!range.value("more", false) || pairs.empty()) break;
   }
+  TRY_VOID(open_all(records));
+  if (const auto meta = records.find(kMeta); meta != records.end()) meta_ = meta->second;
+  return records;
+}
+
+// Replaces stored values by plain ones.
+Result<void> EtcdState::open_all(Records& records) {
+  if (records.empty()) return {};
+  bool adopted = false;
+  for (auto& [name, value] : records) {
+    if (!seal_) {
+      if (!StateSeal::is_sealed(value)) continue;
+      return fail(ErrorCode::kInvalid,
+                  "{}{} in etcd is authenticated with a key; give it as --etcd-state-key", prefix_,
+                  name);
+    }
+    if (adopt_unsigned_ && !StateSeal::is_sealed(value)) {
+      adopted = true;
+    } else if (name != kMeta) {
+      TRY(value, seal_->open(prefix_ + name, value));
+    }
+  }
+  if (!seal_) return {};
+  if (adopted) return adopt(records);
+  const auto meta = records.find(kMeta);
+  if (meta == records.end()) {
+    return fail(ErrorCode::kCorrupt,
+                "{}{} is missing in etcd, but other records are there: somebody took it away. "
+                "Restore etcd as a whole from a backup",
+                prefix_, kMeta);
+  }
+  TRY(meta->second, seal_->open_head(prefix_ + kMeta, meta->second));
+  return {};
+}
+
+// From a state without authentication, or one whose adoption was interrupted.
+Result<void> EtcdState::adopt(Records& records) {
+  log::warn("coordinator.adopting_unsigned_state", "place", place(), "records", records.size());
+  if (const auto meta = records.find(kMeta);
+      meta != records.end() && StateSeal::is_sealed(meta->second)) {
+    TRY(meta->second,
+        seal_->open_head(prefix_ + kMeta, meta->second, StateSeal::Others::kMayDiffer));
+  }
+  std::vector<RecordWrite> all;
+  for (const auto& [name, value] : records) all.push_back({name, value});
+  return write(all);
 }
 
 Result<void> EtcdState::write(const std::vector<RecordWrite>& writes) {
+  TRY_VOID(read_state_key());
   for (const RecordWrite& write : writes) {
     if (write.key == kMeta && write.value) meta_ = *write.value;
   }
-  json operations = json::array();
+  if (!unanswered_.empty()) {
+    const auto again = unanswered_;
+    TRY_VOID(put(again));
+  }
+  std::vector<RecordWrite> part;
   std::size_t bytes = 0;
   for (const RecordWrite& write : writes) {
     if (write.key == kMeta) continue;
     const std::size_t added = 2 * (write.key.size() + (write.value ? write.value->size() : 0));
-    if (operations.size() + 1 >= kMaxOperations || bytes + added > kMaxTransactionBytes) {
-      TRY_VOID(put(operations));
-      operations = json::array();
+    if (part.size() + 1 >= kMaxOperations || bytes + added > kMaxTransactionBytes) {
+      TRY_VOID(put(std::exchange(part, {})));
       bytes = 0;
     }
     bytes += added;
-    if (write.value) {
-      operations.push_back(
-          {{"request_put", {{"key", key_of(write.key)}, {"value", to_base64(*write.value)}}}});
-    } else {
-      operations.push_back({{"request_delete_range", {{"key", key_of(write.key)}}}});
-    }
+    part.push_back(write);
   }
-  return put(operations);
+  return put(part);
 }
 
 // One transaction, with PREFIX/meta.
-Result<void> EtcdState::put(const json& operations) {
-  json success = operations;
-  success.push_back({{"request_put", {{"key", meta_key_}, {"value", to_base64(meta_)}}}});
+Result<void> EtcdState::put(const std::vector<RecordWrite>& writes) {
+  // Nothing is sealed that is not sent.
+  if (Clock::now() < away_until_) {
+    return fail(Error(away_).with_context("save the coordinator's state"));
+  }
+  json success = json::array();
+  for (const RecordWrite& write : writes) {
+    const std::string name = prefix_ + write.key;
+    if (write.value) {
+      const std::string value = seal_ ? seal_->seal(name, *write.value) : *write.value;
+      success.push_back(
+          {{"request_put", {{"key", key_of(write.key)}, {"value", to_base64(value)}}}});
+    } else {
+      if (seal_) seal_->forget(name);
+      success.push_back({{"request_delete_range", {{"key", key_of(write.key)}}}});
+    }
+  }
+  const std::string meta = seal_ ? seal_->seal_head(prefix_ + kMeta, meta_) : meta_;
+  success.push_back({{"request_put", {{"key", meta_key_}, {"value", to_base64(meta)}}}});
   const auto give_up = Clock::now() + kDeadline;
   for (int attempt = 0; attempt < 2; ++attempt) {
     const json unchanged = {{"key", meta_key_},
@@ -154,11 +226,14 @@ Result<void> EtcdState::put(const json& operations) {
                             {"mod_revision", std::to_string(revision_)}};
     const bool was_unsure = std::exchange(unsure_, true);
     auto answer = transact(json::array({is_leader(), unchanged}), success, give_up);
-    if (!answer)
+    if (!answer) {
+      if (seal_) unanswered_ = writes;
       return fail(std::move(answer).error().with_context("save the coordinator's state"));
+    }
     if (answer->done) {
       revision_ = number_in(answer->json.value("header", json::object()), "revision");
       unsure_ = false;
+      unanswered_.clear();
       return {};
     }
     unsure_ = was_unsure;

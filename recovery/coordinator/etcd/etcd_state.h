@@ -1,9 +1,11 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "recovery/coordinator/etcd/election.h"
+#include "recovery/coordinator/etcd/state_seal.h"
 #include "recovery/coordinator/state_records.h"
 
 namespace rekindle::coordinator::etcd {
@@ -15,9 +17,14 @@ namespace rekindle::coordinator::etcd {
 // that is too large for one transaction is split; the first ones may be durable when a later one
 // fails. A call blocks for at most a second per transaction. When etcd has not answered, further
 // calls fail at once for a second.
+//
+// With a state key each value carries a MAC over its key and itself, and PREFIX/meta also the seal
+// of all other records, so that whoever can write to etcd can neither invent a record, nor move,
+// take away or bring back a single one. Only all of the state of an earlier moment is accepted, or
+// none at all.
 class EtcdState : public DurableStore {
  public:
-  EtcdState(const EtcdOptions& options, std::vector<rpc::HostPort> endpoints, const Term& term);
+  EtcdState(const EtcdOptions& options, Access access, const Term& term);
   std::string place() const override { return prefix_ + " in etcd"; }
   Result<Records> load() override;
   Result<void> write(const std::vector<RecordWrite>& writes) override;
@@ -30,7 +37,10 @@ class EtcdState : public DurableStore {
   using Clock = std::chrono::steady_clock;
   Result<Answer> transact(nlohmann::json compare, nlohmann::json success,
                           Clock::time_point give_up);
-  Result<void> put(const nlohmann::json& operations);
+  Result<void> put(const std::vector<RecordWrite>& writes);
+  Result<void> read_state_key();
+  Result<void> open_all(Records& records);
+  Result<void> adopt(Records& records);
   Result<void> check_no_former_state();
   nlohmann::json is_leader() const;
   void note_revision(const nlohmann::json& pairs);
@@ -40,7 +50,14 @@ class EtcdState : public DurableStore {
   const std::string prefix_;
   const std::string leader_key_;
   const std::string meta_key_;
+  const std::string state_key_file_;
+  const bool adopt_unsigned_;
   Gateway gateway_;
+  // nullopt: records carry no MAC.
+  std::optional<StateSeal> seal_;
+  // Of a transaction without an answer. Until they are written again, nobody knows whether the
+  // records have these values.
+  std::vector<RecordWrite> unanswered_;
   // The value of PREFIX/meta that was read or written last.
   std::string meta_;
   // The last known modification revision of PREFIX/meta; 0: the key does not exist.

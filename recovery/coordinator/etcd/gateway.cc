@@ -6,32 +6,100 @@
 
 #include <openssl/evp.h>
 
+#include "recovery/rpc/grants.h"
 #include "src/base/clock.h"
 
 namespace rekindle::coordinator::etcd {
 
 namespace {
 
-constexpr std::string_view kScheme = "http://";
+constexpr std::string_view kPlain = "http://";
+constexpr std::string_view kTls = "https://";
 constexpr std::size_t kMaxAnswerBytes = 8u << 20;  // etcd's own limit for a request is 1.5 MiB
+
+// etcd's words when a token has ended, is of another life of etcd, or is older than a change of
+// its users.
+bool token_is_refused(const rpc::HttpReply& answer) {
+  return answer.status == 401 || answer.body.find("invalid auth token") != std::string::npos ||
+         answer.body.find("revision of auth store is old") != std::string::npos;
+}
+
+// The messages of etcd's gateway may end with a new line.
+std::string_view one_line(std::string_view body) {
+  return body.substr(0, body.find_last_not_of(" \r\n") + 1);
+}
+
+// 5xx: this member fails, another may not. 4xx: the call itself is wrong.
+Result<nlohmann::json> answer_in(const rpc::HttpReply& answer) {
+  if (answer.status == 401 || answer.status == 403 ||
+      answer.body.find("user name is empty") != std::string::npos) {
+    return fail(ErrorCode::kDenied, "HTTP {}: {}; see --etcd-user and --etcd-password-file",
+                answer.status, one_line(answer.body));
+  }
+  if (answer.status >= 400) {
+    return fail(answer.status >= 500 ? ErrorCode::kUnavailable : ErrorCode::kInvalid, "HTTP {}: {}",
+                answer.status, one_line(answer.body));
+  }
+  auto parsed = nlohmann::json::parse(answer.body, nullptr, false);
+  if (!parsed.is_object()) {
+    return fail(ErrorCode::kUnavailable, "it does not speak etcd's JSON: {:.80}", answer.body);
+  }
+  return parsed;
+}
 
 }  // namespace
 
-Result<std::vector<rpc::HostPort>> parse_endpoints(std::string_view urls) {
-  std::vector<rpc::HostPort> endpoints;
+Result<Access> parse_endpoints(std::string_view urls) {
+  Access access;
   while (true) {
     const std::size_t comma = urls.find(',');
     std::string_view url = urls.substr(0, comma);
-    if (url.starts_with("https://")) {
-      return fail(ErrorCode::kInvalid, "{}: etcd over TLS is not supported yet; use http://", url);
+    const bool tls = url.starts_with(kTls);
+    if (!access.members.empty() && tls != access.tls.has_value()) {
+      return fail(ErrorCode::kInvalid, "{}: use https:// for all members, or for none", url);
     }
-    if (url.starts_with(kScheme)) url.remove_prefix(kScheme.size());
+    if (tls) access.tls.emplace();
+    if (tls || url.starts_with(kPlain)) url.remove_prefix((tls ? kTls : kPlain).size());
     if (url.ends_with('/')) url.remove_suffix(1);
-    TRY(auto endpoint, rpc::HostPort::parse(url));
-    endpoints.push_back(std::move(endpoint));
-    if (comma == std::string_view::npos) return endpoints;
+    TRY(auto member, rpc::HostPort::parse(url));
+    access.members.push_back(std::move(member));
+    if (comma == std::string_view::npos) return access;
     urls.remove_prefix(comma + 1);
   }
+}
+
+Result<Access> access_of(const EtcdOptions& options) {
+  TRY(Access access, parse_endpoints(options.urls));
+  const bool files =
+      !options.authorities.empty() || !options.certificate.empty() || !options.key.empty();
+  if (files && !access.tls) {
+    return fail(ErrorCode::kInvalid,
+                "--etcd-ca, --etcd-cert and --etcd-key need addresses with https://");
+  }
+  if (options.certificate.empty() != options.key.empty()) {
+    return fail(ErrorCode::kInvalid,
+                "--etcd-cert and --etcd-key belong together; both may name one file");
+  }
+  if (access.tls) {
+    access.tls = {options.authorities, options.certificate, options.key};
+    auto right = rpc::check_tls_files(*access.tls);
+    if (!right) {
+      return fail(std::move(right).error().with_context("--etcd-ca, --etcd-cert, --etcd-key"));
+    }
+  }
+  if (options.user.empty() != options.password_file.empty()) {
+    return fail(ErrorCode::kInvalid, "--etcd-user and --etcd-password-file belong together");
+  }
+  access.user = options.user;
+  access.password_file = options.password_file;
+  auto password = rpc::read_secret(options.password_file);
+  if (!password) return fail(std::move(password).error().with_context("--etcd-password-file"));
+  auto key = rpc::read_secret(options.state_key_file);
+  if (!key) return fail(std::move(key).error().with_context("--etcd-state-key"));
+  if (options.adopt_unsigned && options.state_key_file.empty()) {
+    return fail(ErrorCode::kInvalid, "--etcd-adopt-unsigned needs --etcd-state-key");
+  }
+  return access;
 }
 
 std::string to_base64(std::string_view bytes) {
@@ -68,23 +136,41 @@ std::int64_t number_in(const nlohmann::json& object, const char* field) {
   return value;
 }
 
-Gateway::Gateway(std::vector<rpc::HostPort> endpoints) {
-  for (auto& endpoint : endpoints) members_.emplace_back(std::move(endpoint), kMaxAnswerBytes);
+Gateway::Gateway(Access access) : access_(std::move(access)) {
+  for (const auto& member : access_.members) {
+    members_.emplace_back(member, kMaxAnswerBytes, access_.tls);
+  }
 }
 
-// 5xx: this member fails, another may not. 4xx: the call itself is wrong.
+Result<void> Gateway::log_in(rpc::HttpClient& member, TimePoint deadline) {
+  TRY(const std::string password, rpc::read_secret(access_.password_file));
+  const nlohmann::json who = {{"name", access_.user}, {"password", password}};
+  TRY(const auto reply, member.post("/v3/auth/authenticate", who.dump(), deadline));
+  auto answer = answer_in(reply);
+  // etcd answers 400 to a wrong password.
+  if (!answer && answer.error().code() != ErrorCode::kUnavailable) {
+    return fail(ErrorCode::kDenied, "etcd refuses the user {}: {}", access_.user,
+                answer.error().message());
+  }
+  if (!answer) return fail(std::move(answer).error());
+  token_ = answer->value("token", "");
+  if (token_.empty()) return fail(ErrorCode::kUnavailable, "it gives no token");
+  return {};
+}
+
 Result<nlohmann::json> Gateway::ask(rpc::HttpClient& member, std::string_view path,
                                     const std::string& body, TimePoint deadline) {
-  TRY(const auto answer, member.post(path, body, deadline));
-  if (answer.status >= 400) {
-    return fail(answer.status >= 500 ? ErrorCode::kUnavailable : ErrorCode::kInvalid, "HTTP {}: {}",
-                answer.status, answer.body);
+  const bool fresh = token_.empty();
+  if (!access_.user.empty() && fresh) TRY_VOID(log_in(member, deadline));
+  auto reply = member.post(path, body, deadline, token_);
+  if (reply && !access_.user.empty() && !fresh && token_is_refused(*reply)) {
+    TRY_VOID(log_in(member, deadline));
+    reply = member.post(path, body, deadline, token_);
   }
-  auto parsed = nlohmann::json::parse(answer.body, nullptr, false);
-  if (!parsed.is_object()) {
-    return fail(ErrorCode::kUnavailable, "it does not speak etcd's JSON: {:.80}", answer.body);
-  }
-  return parsed;
+  if (!reply) return fail(std::move(reply).error());
+  // The next call logs in again.
+  if (token_is_refused(*reply)) token_.clear();
+  return answer_in(*reply);
 }
 
 Result<nlohmann::json> Gateway::call(std::string_view path, const nlohmann::json& body,
@@ -98,7 +184,7 @@ Result<nlohmann::json> Gateway::call(std::string_view path, const nlohmann::json
     rpc::HttpClient& member = members_[current_];
     auto answer = ask(member, path, text, steady_now() + share);
     if (answer) return answer;
-    if (answer.error().code() == ErrorCode::kInvalid) {
+    if (answer.error().code() != ErrorCode::kUnavailable) {
       return fail(std::move(answer).error().with_context("etcd refuses " + std::string(path)));
     }
     causes += fmt::format("{}{}: {}", causes.empty() ? "" : "; ", member.server().to_string(),

@@ -4,20 +4,33 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "recovery/coordinator/coordinator.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/http_client.h"
 #include "src/base/result.h"
 
 namespace rekindle::coordinator::etcd {
 
-// Parses "http://10.0.0.1:2379,http://10.0.0.2:2379". TLS is not supported.
-Result<std::vector<rpc::HostPort>> parse_endpoints(std::string_view urls);
+// Where etcd is, and how it lets us in.
+struct Access {
+  std::vector<rpc::HostPort> members;
+  // nullopt: plain HTTP.
+  std::optional<rpc::HttpTlsFiles> tls;
+  // "": without.
+  std::string user;
+  std::string password_file;
+};
+// Parses "https://10.0.0.1:2379,https://10.0.0.2:2379". Without a scheme it is http.
+Result<Access> parse_endpoints(std::string_view urls);
+// Reads the files that the options name, to check them. The error names the option.
+Result<Access> access_of(const EtcdOptions& options);
 
 // Keys and values in JSON are base64.
 std::string to_base64(std::string_view bytes);
@@ -32,16 +45,21 @@ std::int64_t number_in(const nlohmann::json& object, const char* field);
 // One thread. A call may reach etcd twice when a connection breaks.
 class Gateway {
  public:
-  explicit Gateway(std::vector<rpc::HostPort> endpoints);
+  explicit Gateway(Access access);
 
   // kUnavailable: no member answered, each named with its cause. kInvalid: etcd refuses the call.
+  // kDenied: it refuses the user or the password.
   Result<nlohmann::json> call(std::string_view path, const nlohmann::json& body,
                               std::chrono::milliseconds deadline);
 
  private:
-  static Result<nlohmann::json> ask(rpc::HttpClient& member, std::string_view path,
-                                    const std::string& body, TimePoint deadline);
+  Result<nlohmann::json> ask(rpc::HttpClient& member, std::string_view path,
+                             const std::string& body, TimePoint deadline);
+  Result<void> log_in(rpc::HttpClient& member, TimePoint deadline);
 
+  const Access access_;
+  // Of the user, until etcd refuses it. All members take it.
+  std::string token_;
   std::deque<rpc::HttpClient> members_;
   std::size_t current_ = 0;
 };
