@@ -50,6 +50,7 @@ struct CoreOptions {
   proto::Role role = proto::ROLE_AGENT;
   RdmaOptions rdma;
   std::string tcp_congestion;
+  PublisherKeys publishers;
   // Outlives the agent. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
   // Outlives the agent. nullptr: no drill may cut links.
@@ -111,6 +112,7 @@ class AgentCore {
   const boost::asio::any_io_executor executor_;
   GrantClock grant_clock_;
   const rpc::Identity identity_;
+  const PublisherKeys publishers_;
   std::string control_endpoint_;
   const NumaChoice numa_;
   std::unique_ptr<Rdma> rdma_;

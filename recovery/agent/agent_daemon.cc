@@ -169,6 +169,7 @@ Result<void> Daemon::start() {
   core_options.reserve_bytes = options_.reserve_bytes;
   core_options.numa = options_.numa;
   core_options.coordinator = options_.coordinator;
+  core_options.publishers = options_.publishers;
   core_options.secret = secret;
   core_options.rdma = options_.rdma;
   core_options.tcp_congestion = options_.tcp_congestion;

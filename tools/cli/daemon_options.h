@@ -70,6 +70,7 @@ struct CoordinatorArgs {
   std::string metrics;
   std::string otlp;
   std::string http;
+  std::vector<std::string> trust;
 };
 
 struct AgentArgs {
@@ -84,6 +85,8 @@ struct AgentArgs {
   std::string resident_scrub = "60s";
   std::string scrub = "24h";
   std::vector<std::string> allow_uids;
+  std::vector<std::string> trust;
+  std::string sign_key;
   std::string numa = "auto";
   std::string gpu = "auto";
   std::string gpu_bucket;

@@ -175,7 +175,7 @@ int run_main(int argc, char** argv) {
         add_verify, add_retire,      add_release,    add_switch,    add_drain,
         add_drill,  add_bench,       add_topo,       add_doctor,    add_support_bundle,
         add_config, add_completion,  add_man,        add_version,   add_device_process,
-        add_keeper}) {
+        add_keeper, add_keys}) {
     add(root, session);
   }
   // After the subcommands, which would inherit it.

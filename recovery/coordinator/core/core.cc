@@ -33,7 +33,10 @@ CommitNumber Core::committed(CommitNumber number, bool durable, TimePoint now) {
   const DurableTable::Ended ended = fleet_.table.committed(number, durable);
   fleet_.catalog.changed(ended.changed);
   announcements_.batch_ended(durable);
-  for (const ModelVersion& id : ended.changed) readiness_.mark(id);
+  for (const ModelVersion& id : ended.changed) {
+    readiness_.mark(id);
+    if (fleet_.catalog.is_retired(id)) fleet_.signers.forget(id);
+  }
   return ended.through;
 }
 
@@ -156,6 +159,10 @@ Durably<std::uint64_t> Core::publish(const std::string& node_id, const Incarnati
   if (publication.root.is_nil()) {
     return {fail(ErrorCode::kInvalid, "publish {}: no root", publication.id.to_string())};
   }
+  auto signatures = fleet_.signers.admit(publication.id, publication.root, publication.signatures);
+  if (auto trusted = fleet_.signers.check(publication.id, publication.root, signatures); !trusted) {
+    return {fail(std::move(trusted).error())};
+  }
   // Agents whose ranks have the same boxes have the same layout.
   std::set<Digest> parts(publication.parts.begin(), publication.parts.end());
   Durably<void> claimed = fleet_.catalog.claim({publication.id,
@@ -167,6 +174,7 @@ Durably<std::uint64_t> Core::publish(const std::string& node_id, const Incarnati
                                                 publication.replicas,
                                                 {parts.begin(), parts.end()}});
   if (!claimed.answer) return {fail(std::move(claimed.answer).error()), claimed.commit};
+  fleet_.signers.keep(publication.id, publication.root, std::move(signatures));
   return {fleet_.epoch(), claimed.commit};
 }
 
