@@ -5,6 +5,7 @@
 
 #include "recovery/rpc/convert.h"
 #include "src/base/units.h"
+#include "src/crypto/signing_key.h"
 
 namespace rekindle::cli {
 namespace {
