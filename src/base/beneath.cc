@@ -53,7 +53,8 @@ Result<UniqueFd> open_directory(const std::filesystem::path& path) {
 
 Result<UniqueFd> open_beneath(int directory, const std::string& name, int flags, mode_t mode) {
   open_how how{};
-  how.flags = static_cast<std::uint64_t>(flags) | O_CLOEXEC;
+  // With O_NOFOLLOW, a link at the end would be "not a directory" instead of a link.
+  how.flags = static_cast<std::uint64_t>((flags & ~O_NOFOLLOW) | O_CLOEXEC);
   how.mode = (flags & O_CREAT) != 0 ? mode : 0;
   how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS;
   for (int attempt = 0; attempt < 16; ++attempt) {
