@@ -11,7 +11,7 @@ from ._native import milliseconds
 from ._parts import Part
 from ._publishing import JointPublication, Place
 from .errors import InvalidError, StaleError
-from .publication import CONNECT_S, PathLike, Published, _Source
+from .publication import CONNECT_S, PathLike, Published, _Source, check_tensor_name
 
 
 def publisher(model_version: str, *, rank: int, world: int,
@@ -50,6 +50,7 @@ class Publisher:
         `shape`: of the whole tensor; `offset`: of the box in it, in elements. Without both, the
         rank has the whole tensor. Do not change the tensor before commit() returns. Ranks may have
         the same elements; their bytes must be equal. Raises InvalidError."""
+        check_tensor_name(name)
         source = _Source(name, tensor)
         if (shape is None) != (offset is None):
             raise InvalidError(f"'{name}': give shape and offset, or neither")

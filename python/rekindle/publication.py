@@ -27,14 +27,24 @@ class Published(NamedTuple):
     bytes: int  # of the tensors
 
 
+def check_tensor_name(name: str) -> None:
+    """Such a name would become a file on the disk of everyone who pulls the version."""
+    if str(name).startswith(_abi.FILE_PREFIX):
+        raise InvalidError(f"tensor {name!r}: names that begin with {_abi.FILE_PREFIX} are kept for "
+                           "small files; rename the tensor, or give the file as one")
+
+
 def publish(source: Any, model_version: str, *, files: Mapping[str, bytes] | None = None,
-            agent: PathLike | None = None, timeout: float | None = 600.0) -> Published:
+            sign_key: PathLike | None = None, agent: PathLike | None = None,
+            timeout: float | None = 600.0) -> Published:
     """Publishes "qwen3@42" on the agent of this host. Workers can then attach to it.
 
     `source`: a mapping of names to tensors (torch on any device, or numpy) or a module, copied
     straight into segments; or one or several paths: a checkpoint directory or safetensors files.
     `files`: small files beside the tensors, {"config.json": b"…"}; a directory has its own. Their
     names end in .json .txt .model .jinja .tiktoken or .py, and have at most one folder.
+    `sign_key`: a file with the key that signs the version, if `source` is paths. Tensors are signed
+    by the agent: `rekindle agent --sign-key`.
     `timeout`: seconds for the agent to digest the tensors. A version is published in full or not at
     all.
     A GPU's tensors are copied after the work that the current stream of their device has at the
@@ -45,12 +55,17 @@ def publish(source: Any, model_version: str, *, files: Mapping[str, bytes] | Non
     a dtype in safetensors, without memory, or not dense), ExhaustedError, UnavailableError."""
     if isinstance(source, str | os.PathLike) or (
             isinstance(source, Sequence) and not hasattr(source, "shape")):
-        return _publish_paths(source, model_version, files, agent, timeout)
+        return _publish_paths(source, model_version, files, sign_key, agent, timeout)
+    if sign_key is not None:
+        raise InvalidError("sign_key is for paths; the agent signs tensors: "
+                           "rekindle agent --sign-key FILE")
     if not isinstance(source, Mapping) and hasattr(source, "state_dict"):
         source = source.state_dict()
     if not isinstance(source, Mapping):
         raise InvalidError(f"publish a {type(source).__name__}? Give a mapping of names to "
                            "tensors, a module or a path")
+    for name in source:
+        check_tensor_name(name)
     sources = [_Source(name, tensor) for name, tensor in source.items()]
     file_sources = [_Source(_abi.FILE_PREFIX + name, memoryview(data).cast("B"))
                     for name, data in (files or {}).items()]
@@ -63,13 +78,15 @@ def publish(source: Any, model_version: str, *, files: Mapping[str, bytes] | Non
 
 
 def _publish_paths(source: Any, model_version: str, files: Mapping[str, bytes] | None,
-                   agent: PathLike | None, timeout: float | None) -> Published:
+                   sign_key: PathLike | None, agent: PathLike | None,
+                   timeout: float | None) -> Published:
     if files:
         raise InvalidError("files go beside tensors: a directory has its own")
     paths = [source] if isinstance(source, str | os.PathLike) else list(source)
     agent = agent if agent is not None else environment("STORE")
     store = ["--store", agent] if agent is not None else []
-    answer = command.run("publish", model_version, *paths, *store, timeout=timeout)
+    sign = ["--sign-key", sign_key] if sign_key is not None else []
+    answer = command.run("publish", model_version, *paths, *store, *sign, timeout=timeout)
     return Published(answer["model"], answer["version"], answer["tensors"], answer["bytes"])
 
 

@@ -47,7 +47,8 @@ Result<std::unique_ptr<store::SegmentStore>> open_store(const CoreOptions& optio
   return store::SegmentStore::open(
       {options.store_directory, options.store_budget_bytes,
        options.keep_memory ? std::nullopt : std::optional(0ull), options.reserve_bytes, numa,
-       only_stamps ? store::Evidence::kStamps : store::Evidence::kLeases});
+       only_stamps ? store::Evidence::kStamps : store::Evidence::kLeases,
+       options.publishers.trust});
 }
 
 std::unique_ptr<WorkerPool> make_digest_pool() {
@@ -92,6 +93,7 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
                      std::unique_ptr<store::SegmentStore> store)
     : executor_(std::move(executor)),
       identity_(make_identity(options)),
+      publishers_(options.publishers),
       numa_(std::move(numa)),
       rdma_(std::move(rdma)),
       digest_pool_(make_digest_pool()),
@@ -155,7 +157,8 @@ AgentCore::~AgentCore() {
 }
 
 AgentParts AgentCore::parts() {
-  return {identity_, *store_, *blocking_pool_, *digest_pool_, registry_, served_, link_, readers_};
+  return {identity_, *store_, *blocking_pool_, *digest_pool_, registry_,
+          served_,   link_,   readers_,        publishers_};
 }
 
 rpc::Identity AgentCore::make_identity(const CoreOptions& options) {
@@ -182,6 +185,7 @@ pull::PullEnvironment AgentCore::make_environment(const CoreOptions& options) {
   environment.digest_pool = digest_pool_.get();
   environment.blocking_pool = blocking_pool_.get();
   environment.plans = plans_.get();
+  environment.trust = &publishers_.trust;
   for (const auto& connector : connectors_) environment.connectors.push_back(connector.get());
   if (rdma_ != nullptr) environment.handshakes.push_back(&rdma_->connector());
   environment.coordinator = [this] { return link_.client(); };

@@ -53,6 +53,7 @@ struct CoreOptions {
   std::string tcp_congestion;
   // Pulls over encrypted data streams only, or over RdmaOptions::fabric.trusted.
   bool encrypt = false;
+  PublisherKeys publishers;
   // Outlives the agent. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
   // Outlives the agent. nullptr: no drill may cut links.
@@ -114,6 +115,7 @@ class AgentCore {
   const boost::asio::any_io_executor executor_;
   GrantClock grant_clock_;
   const rpc::Identity identity_;
+  const PublisherKeys publishers_;
   std::string control_endpoint_;
   const NumaChoice numa_;
   std::unique_ptr<Rdma> rdma_;

@@ -178,6 +178,7 @@ Result<void> Daemon::start() {
   core_options.numa = options_.numa;
   core_options.coordinator = options_.coordinator;
   core_options.credentials = credentials_;
+  core_options.publishers = options_.publishers;
   core_options.rdma = options_.rdma;
   core_options.rdma.trusted_only = options_.encrypt || options_.require_encryption;
   core_options.tcp_congestion = options_.tcp_congestion;

@@ -10,6 +10,7 @@
 
 #include <sys/types.h>
 
+#include "recovery/agent/publisher_keys.h"
 #include "recovery/agent/rdma.h"
 #include "recovery/device/gpu_options.h"
 #include "recovery/rpc/credentials.h"
@@ -62,6 +63,7 @@ struct AgentOptions {
   std::string metrics;
   // The URL of a collector that takes spans by OTLP/HTTP. "": none.
   std::string otlp;
+  PublisherKeys publishers;
   // Users whose workers may attach, beside our own.
   std::vector<uid_t> allowed_uids;
   // For a worker to load, from the arrival of its last byte.

@@ -31,6 +31,12 @@ class AgentJoint final : public joint::JointAgent {
   WorkerPool& digest_pool() override { return parts_.digest_pool; }
   trace::Tracer* tracer() const override { return publisher_.tracer(); }
   async::Task<Result<proto::JointRoster>> report_ranks(proto::JointReport report) override;
+  std::vector<VersionSignature> sign(const ModelVersion& id, const Digest& root) const override {
+    return publisher_.sign_for_workers(id, root);
+  }
+  Result<void> check_trusted(const Checkpoint& checkpoint) const override {
+    return parts_.publishers.trust.check(checkpoint.id, checkpoint.root, checkpoint.signatures);
+  }
   async::Task<Result<void>> claim(std::shared_ptr<const Checkpoint> checkpoint,
                                   std::vector<Digest> layouts) override;
   async::Task<Result<void>> serve(std::shared_ptr<const store::StoredVersion> stored) override;

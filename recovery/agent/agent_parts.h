@@ -7,6 +7,7 @@
 
 #include "recovery/agent/coordinator_link.h"
 #include "recovery/agent/peer_sessions.h"
+#include "recovery/agent/publisher_keys.h"
 #include "recovery/agent/served_versions.h"
 #include "recovery/rpc/rpc.h"
 #include "src/async/task.h"
@@ -57,6 +58,7 @@ struct AgentParts {
   ServedVersions& served;
   CoordinatorLink& link;
   VersionReaders& readers;
+  const PublisherKeys& publishers;
 };
 
 }  // namespace rekindle::agent

@@ -222,7 +222,8 @@ class EmbeddedAgent final : public LocalAgent {
     }
     if (to_directory) {
       close();
-      TRY_VOID(export_checkpoint(*outcome->stored, request.to));
+      TRY(outcome->summary.left_out,
+          export_checkpoint(*outcome->stored, request.to, request.allow_code));
       outcome->summary.path = request.to;
     }
     return std::move(outcome->summary);

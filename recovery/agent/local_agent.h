@@ -13,6 +13,7 @@
 #include "recovery/trace/tracer.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
+#include "src/tensor/version_signature.h"
 
 namespace rekindle::proto {
 class CopyStatus;
@@ -45,6 +46,8 @@ struct PublishRequest {
   std::vector<std::filesystem::path> paths;
   // Whole copies that the fleet keeps. nullopt: its default.
   std::optional<std::uint32_t> replicas;
+  // Of the root that the files have (store::root_of_files). They must be valid.
+  std::vector<VersionSignature> signatures = {};
   // The span that the publication belongs to.
   trace::Context trace = {};
 };

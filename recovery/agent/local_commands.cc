@@ -6,6 +6,7 @@
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/message_fields.h"
 #include "recovery/rpc/methods.h"
+#include "src/tensor/signature_wire.h"
 
 namespace rekindle::agent {
 
@@ -67,6 +68,7 @@ proto::LocalPublishRequest to_proto(const PublishRequest& request) {
   *out.mutable_id() = rpc::to_proto(request.id);
   for (const auto& path : request.paths) out.add_paths(std::filesystem::absolute(path).string());
   if (request.replicas) out.set_replicas(*request.replicas);
+  *out.mutable_signatures() = rekindle::to_proto(request.signatures);
   return out;
 }
 
@@ -76,6 +78,7 @@ Result<PublishRequest> from_proto(const proto::LocalPublishRequest& request) {
   for (const auto& path : request.paths()) out.paths.emplace_back(path);
   if (out.paths.empty()) return fail(ErrorCode::kInvalid, "publish: no files were named");
   if (request.has_replicas()) out.replicas = request.replicas();
+  out.signatures = rekindle::from_proto(request.signatures());
   return out;
 }
 
@@ -87,6 +90,7 @@ proto::LocalPullRequest to_proto(const PullRequest& request) {
   out.set_version(request.ref.version.value_or(0));
   if (!request.root.is_nil()) *out.mutable_root() = rpc::to_proto(request.root);
   out.set_silence_ms(static_cast<std::uint64_t>(request.silence.count()));
+  for (const auto& key : request.trust.keys(request.ref.model)) out.add_trusted_keys(key);
   if (!request.fallback.empty()) {
     out.set_fallback_dir(std::filesystem::absolute(request.fallback).string());
   }
@@ -100,6 +104,7 @@ Result<PullRequest> from_proto(const proto::LocalPullRequest& request) {
   out.ref.model = request.model();
   if (!request.latest()) out.ref.version = request.version();
   out.fallback = request.fallback_dir();
+  for (const auto& key : request.trusted_keys()) TRY_VOID(out.trust.add("*", key));
   constexpr std::uint64_t kLongest = std::uint64_t{30} * 24 * 3600 * 1000;
   out.silence = std::chrono::milliseconds(std::min(request.silence_ms(), kLongest));
   if (request.has_root()) {
@@ -136,6 +141,7 @@ proto::TransferResult to_proto(const TransferSummary& summary) {
     item->set_elapsed_us(static_cast<std::uint64_t>(phase.elapsed.count()));
   }
   write_list(kSourceLine, summary.sources, *out.mutable_sources());
+  *out.mutable_signatures() = rekindle::to_proto(summary.signatures);
   return out;
 }
 
@@ -148,6 +154,7 @@ TransferSummary from_proto(const proto::TransferResult& result) {
     out.phases.push_back({phase.name(), std::chrono::microseconds(phase.elapsed_us())});
   }
   read_list(kSourceLine, result.sources(), out.sources);
+  out.signatures = rekindle::from_proto(result.signatures());
   return out;
 }
 

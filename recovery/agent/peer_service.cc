@@ -20,6 +20,7 @@
 #include "src/base/units.h"
 #include "src/store/fault_guard.h"
 #include "src/tensor/held_tile.h"
+#include "src/tensor/signature_wire.h"
 #include "src/tensor/tile_proof.h"
 
 namespace rekindle::agent {
@@ -349,6 +350,9 @@ Task<Result<proto::OpenDirectResponse>> PeerService::open_direct(rpc::Peer peer,
   *response.mutable_root() = rpc::to_proto(checkpoint.root);
   *response.mutable_tensor_set() = rpc::to_proto(checkpoint.tensors.digest());
   response.set_checkpoint_bytes(checkpoint.tensors.total_bytes());
+  std::vector<VersionSignature> signatures;
+  for (const Served* copy : copies) add_signatures(signatures, copy->checkpoint().signatures);
+  *response.mutable_signatures() = rekindle::to_proto(signatures);
   grant_clock_.observe(identity_.incarnation,
                        identity_.key == nullptr ? "" : identity_.key->public_key(),
                        issuer_clock_ms(), steady_now());

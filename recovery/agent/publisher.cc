@@ -11,6 +11,7 @@
 #include "src/async/offload.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
+#include "src/tensor/signature_wire.h"
 
 namespace rekindle::agent {
 
@@ -42,6 +43,7 @@ Task<Result<TransferSummary>> Publisher::publish(PublishRequest request, OnProgr
   Order order;
   order.id = request.id;
   order.replicas = request.replicas;
+  order.signatures = std::move(request.signatures);
   order.stage = [this, id = request.id, paths = std::move(request.paths)](const OnBytes& on_bytes) {
     return parts_.store.stage(id, paths, on_bytes);
   };
@@ -54,6 +56,7 @@ Task<Result<TransferSummary>> Publisher::publish_filled(ModelVersion id,
                                                         store::FilledSegments filled) {
   Order order;
   order.id = id;
+  order.of_workers = true;
   // Stage is copyable, the segments are not. It is called once.
   auto shared = std::make_shared<store::FilledSegments>(std::move(filled));
   order.stage = [this, id, shared](const OnBytes& on_bytes) {
@@ -89,6 +92,7 @@ Task<Result<TransferSummary>> Publisher::run_once(Order order, TimePoint started
   summary.id = order.id;
   summary.root = manifest.checkpoint->root;
   summary.layout = manifest.layout.digest();
+  summary.signatures = manifest.checkpoint->signatures;
   summary.path = (*stored)->directory;
   summary.bytes = manifest.layout.payload_bytes();
   summary.tensors = count_tensors(manifest.checkpoint->tensors, manifest.layout);
@@ -119,8 +123,11 @@ Task<Result<std::shared_ptr<const store::StoredVersion>>> Publisher::stage_and_c
   co_await boost::asio::this_coro::throw_if_cancelled(false);
   CO_TRY_VOID(retirement_.check_not_retiring(order.id));
   trace::RunningSpan phase(tracer_, "copy", order.parent);
-  CO_TRY(const Staged staged, co_await async::offload(parts_.blocking_pool, [&] {
-           return order.stage(report_to(order));
+  CO_TRY(const Staged staged,
+         co_await async::offload(parts_.blocking_pool, [&]() -> Result<Staged> {
+           TRY(auto made, order.stage(report_to(order)));
+           TRY_VOID(sign(order, *made));
+           return made;
          }));
   // A publication that is cancelled ends here. After the claim it is carried through, because the
   // fleet has heard of it. Nor does it go on while a retire of the version would take the new copy
@@ -144,9 +151,31 @@ Task<Result<std::shared_ptr<const store::StoredVersion>>> Publisher::stage_and_c
                                     [&] { return parts_.store.commit_staged(staged); });
 }
 
+std::vector<VersionSignature> Publisher::sign_for_workers(const ModelVersion& id,
+                                                          const Digest& root) const {
+  if (!parts_.publishers.sign_key) return {};
+  return {sign_version(*parts_.publishers.sign_key, id, root)};
+}
+
+Result<void> Publisher::sign(const Order& order, store::SegmentStore::Staged& staged) const {
+  const Checkpoint& checkpoint = *parts_.store.staged_manifest(staged).checkpoint;
+  auto signatures = order.signatures;
+  for (const VersionSignature& one : signatures) {
+    if (is_valid(one, checkpoint.id, checkpoint.root)) continue;
+    return fail(ErrorCode::kCorrupt,
+                "the signature of key {} is of other bytes than those in the files (root {}): "
+                "publish again when nobody writes to them",
+                crypto::key_id(one.public_key), checkpoint.root.hex());
+  }
+  if (order.of_workers) add_signatures(signatures, sign_for_workers(order.id, checkpoint.root));
+  return parts_.store.sign_staged(staged, signatures);
+}
+
 Task<Result<void>> Publisher::claim(std::shared_ptr<const Checkpoint> checkpoint,
                                     std::optional<std::uint32_t> replicas,
                                     std::vector<Digest> parts, trace::Context parent) {
+  CO_TRY_VOID(
+      parts_.publishers.trust.check(checkpoint->id, checkpoint->root, checkpoint->signatures));
   if (!parts_.link.configured()) co_return Result<void>();
   CO_TRY(const auto client, co_await parts_.link.wait_connected(kCoordinatorWait));
   proto::PublishRequest request;
@@ -156,6 +185,7 @@ Task<Result<void>> Publisher::claim(std::shared_ptr<const Checkpoint> checkpoint
   *request.mutable_root() = rpc::to_proto(checkpoint->root);
   *request.mutable_tensor_set() = rpc::to_proto(checkpoint->tensors.digest());
   request.set_checkpoint_bytes(checkpoint->tensors.total_bytes());
+  *request.mutable_signatures() = to_proto(checkpoint->signatures);
   if (replicas) request.set_replicas(*replicas);
   for (const Digest& part : parts) *request.add_parts() = rpc::to_proto(part);
   const auto answer = co_await rpc::call<proto::COORDINATOR_PUBLISH>(client, std::move(request),

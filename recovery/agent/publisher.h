@@ -43,6 +43,8 @@ class Publisher {
   // Publishes segments that a worker has filled.
   async::Task<Result<TransferSummary>> publish_filled(ModelVersion id,
                                                       store::FilledSegments filled);
+  // By this agent's key, if it has one.
+  std::vector<VersionSignature> sign_for_workers(const ModelVersion& id, const Digest& root) const;
   // Claims the version of the checkpoint at the coordinator, if there is one. `parts`: the layouts
   // of the copies that together hold it; none: a copy of this host holds all of it.
   async::Task<Result<void>> claim(std::shared_ptr<const Checkpoint> checkpoint,
@@ -56,6 +58,10 @@ class Publisher {
   struct Order {
     ModelVersion id;
     std::optional<std::uint32_t> replicas;
+    // Of the publisher. They must be valid.
+    std::vector<VersionSignature> signatures;
+    // Workers have written it.
+    bool of_workers = false;
     // Runs on a thread of the pool.
     Stage stage;
     OnProgress progress;
@@ -64,6 +70,7 @@ class Publisher {
   async::Task<Result<TransferSummary>> run(Order order);
   async::Task<Result<TransferSummary>> run_once(Order order, TimePoint started);
   async::Task<Result<std::shared_ptr<const store::StoredVersion>>> stage_and_commit(Order& order);
+  Result<void> sign(const Order& order, store::SegmentStore::Staged& staged) const;
   OnBytes report_to(const Order& order) const;
 
   const boost::asio::any_io_executor executor_;

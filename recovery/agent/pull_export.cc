@@ -1,5 +1,7 @@
 #include "recovery/agent/pull_export.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <map>
@@ -14,9 +16,11 @@
 #include <nlohmann/json.hpp>
 
 #include "recovery/pull/tile_verifier.h"
+#include "src/base/beneath.h"
 #include "src/base/failpoint.h"
 #include "src/base/unique_fd.h"
 #include "src/store/store_directory.h"
+#include "src/tensor/canonical.h"
 
 namespace rekindle::agent {
 
@@ -30,44 +34,6 @@ namespace {
 // DIR are ours.
 constexpr std::string_view kExporting = "exporting";
 
-// Refuses symbolic links: their author would choose the file that is overwritten.
-Result<void> check_no_link(const fs::path& path) {
-  std::error_code ignored;
-  if (!fs::is_symlink(fs::symlink_status(path, ignored))) return {};
-  return fail(ErrorCode::kDenied,
-              "{} is a symbolic link, which a pull does not write through: remove it, or choose "
-              "another --to",
-              path.string());
-}
-
-// A new file that replaces the file of its name. It replaces a link and does not follow it.
-Result<void> write_file(const fs::path& path, std::string_view content) {
-  std::error_code error;
-  const fs::path temporary = path.string() + std::string(kPartialSuffix);
-  fs::remove(temporary, error);
-  const UniqueFd file(
-      ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (!file) return fail_errno(errno, fmt::format("create {}", temporary.string()));
-  while (!content.empty()) {
-    const ssize_t put = ::write(file.get(), content.data(), content.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return fail_errno(errno, fmt::format("write {}", temporary.string()));
-    content.remove_prefix(static_cast<std::size_t>(put));
-  }
-  fs::rename(temporary, path, error);
-  if (error) return fail_errno(error.value(), fmt::format("rename {}", path.string()));
-  return {};
-}
-
-// One folder down at most (is_checkpoint_file).
-Result<void> make_folder(const fs::path& folder) {
-  TRY_VOID(check_no_link(folder));
-  std::error_code error;
-  fs::create_directory(folder, error);
-  if (error) return fail_errno(error.value(), fmt::format("create {}", folder.string()));
-  return {};
-}
-
 bool holds_files(const Checkpoint& checkpoint, const Layout& layout, std::uint32_t segment) {
   for (const auto& entry : layout.entries()) {
     if (entry.segment == segment) return is_file_tensor(checkpoint.tensors[entry.tensor].name);
@@ -75,24 +41,59 @@ bool holds_files(const Checkpoint& checkpoint, const Layout& layout, std::uint32
   return false;
 }
 
-Result<void> write_small_files(const store::StoredVersion& stored, const fs::path& directory) {
+// What runs by itself when a model is loaded: engines import it with trust_remote_code.
+bool is_code_file(std::string_view name) { return name.ends_with(".py"); }
+
+bool equal_ignoring_case(std::string_view a, std::string_view b) {
+  return std::ranges::equal(
+      a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
+}
+
+// On a file system that ignores the case of names, the later one would replace the earlier one.
+Result<void> check_names_differ(const std::set<std::string>& names, const std::string& name) {
+  for (const std::string& other : names) {
+    if (!equal_ignoring_case(other, name)) continue;
+    return fail(ErrorCode::kInvalid,
+                "the checkpoint carries files named '{}' and '{}', which are one file on some file "
+                "systems: refused",
+                other, name);
+  }
+  return {};
+}
+
+// Returns the files that were left out.
+Result<std::vector<std::string>> write_small_files(const store::StoredVersion& stored,
+                                                   int directory, bool allow_code) {
   const Checkpoint& checkpoint = *stored.manifest.checkpoint;
+  std::set<std::string> names;
+  std::vector<std::string> left_out;
   for (const auto& entry : stored.manifest.layout.entries()) {
     const std::string& tensor = checkpoint.tensors[entry.tensor].name;
     if (!is_file_tensor(tensor)) continue;
     const std::string name = tensor.substr(kFileTensorPrefix.size());
     if (!is_checkpoint_file(name)) {
-      return fail(ErrorCode::kInvalid, "the checkpoint carries a file named '{}': refused", name);
+      return fail(ErrorCode::kInvalid, "the checkpoint carries a file named '{}': refused",
+                  canonical::printable(name));
     }
+    if (is_code_file(name) && !allow_code) {
+      left_out.push_back(name);
+      continue;
+    }
+    TRY_VOID(check_names_differ(names, name));
+    names.insert(name);
     TRY(const std::string content,
         pull::read_verified_file(checkpoint, stored.manifest.layout, entry.tensor,
                                  [&](const LayoutEntry& part) { return stored.array(part); }));
-    if (const fs::path folder = fs::path(name).parent_path(); !folder.empty()) {
-      TRY_VOID(make_folder(directory / folder));
+    // One folder down at most (is_checkpoint_file).
+    const auto slash = name.find('/');
+    if (slash == std::string::npos) {
+      TRY_VOID(replace_beneath(directory, name, content));
+      continue;
     }
-    TRY_VOID(write_file(directory / name, content));
+    TRY(const UniqueFd folder, make_beneath(directory, name.substr(0, slash)));
+    TRY_VOID(replace_beneath(folder.get(), name.substr(slash + 1), content));
   }
-  return {};
+  return left_out;
 }
 
 // The state of the files when their bytes matched. It is the evidence for every file that gets a
@@ -123,89 +124,84 @@ Result<void> check_unchanged(const store::MappedSegment& segment,
 // Checks that the name in DIR is that of the verified file. Links change its ctime, so only the
 // lease tells whether somebody has written to it meanwhile.
 Result<void> check_linked(store::MappedSegment& segment, const store::FileStamp& verified,
-                          const fs::path& target) {
+                          int directory, const std::string& name) {
   struct stat status {};
-  if (::lstat(target.c_str(), &status) != 0) {
-    return fail_errno(errno, fmt::format("stat {}", target.string()));
+  if (::fstatat(directory, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+    return fail_errno(errno, "stat " + name);
   }
   const store::FileStamp named = store::FileStamp::of(status);
   if (named.device != verified.device || named.inode != verified.inode ||
       named.size_bytes != verified.size_bytes) {
     return fail(ErrorCode::kCorrupt,
-                "{} is another file than the one that has verified; run the same pull again",
-                target.string());
+                "{} is another file than the one that has verified; run the same pull again", name);
   }
   if (verified.lease == 0) return {};
   const auto lease = segment.lease();
   if (lease && *lease == verified.lease) return {};
   return fail(ErrorCode::kCorrupt,
               "{} was opened for writing after its bytes had verified; run the same pull again",
-              target.string());
+              name);
 }
 
 // Links files instead of moving them. The store's copy stays whole until the export is done, so
 // that an interrupted export starts again without fetching anything.
-Result<void> link_weights(const fs::path& segment, const fs::path& target) {
-  const fs::path temporary = target.string() + std::string(kPartialSuffix);
-  std::error_code error;
-  fs::remove(temporary, error);
-  fs::create_hard_link(segment, temporary, error);
-  // The file system has no links.
-  if (error) {
-    fs::rename(segment, target, error);
-  } else {
-    fs::rename(temporary, target, error);
-    std::error_code ignored;
-    // It is still there when both names were one file already.
-    fs::remove(temporary, ignored);
+Result<void> link_weights(const fs::path& segment, int directory, const std::string& name) {
+  const std::string temporary = name + std::string(kPartialSuffix);
+  ::unlinkat(directory, temporary.c_str(), 0);
+  if (::linkat(AT_FDCWD, segment.c_str(), directory, temporary.c_str(), 0) != 0) {
+    // The file system has no links.
+    if (::renameat(AT_FDCWD, segment.c_str(), directory, name.c_str()) == 0) return {};
+    return fail_errno(errno, "move weights to " + name);
   }
-  if (error) return fail_errno(error.value(), fmt::format("move weights to {}", target.string()));
+  if (::renameat(directory, temporary.c_str(), directory, name.c_str()) != 0) {
+    return fail_errno(errno, "move weights to " + name);
+  }
+  // It is still there when both names were one file already.
+  ::unlinkat(directory, temporary.c_str(), 0);
   return {};
 }
 
 // Removes the names in DIR of files that are not the verified ones, so that nobody loads them.
 Result<void> place_weights(const store::StoredVersion& stored,
                            const store::Verification::Stamps& verified,
-                           const std::set<std::uint32_t>& dropped, const fs::path& directory) {
+                           const std::set<std::uint32_t>& dropped, int directory) {
   std::vector<std::uint32_t> weights;
   for (std::uint32_t i = 0; i < stored.segments.size(); ++i) {
     if (!dropped.contains(i)) weights.push_back(i);
   }
-  const auto target = [&](std::uint32_t i) {
-    return directory / stored.manifest.layout.segments()[i].name;
-  };
+  const auto name = [&](std::uint32_t i) { return stored.manifest.layout.segments()[i].name; };
   for (const std::uint32_t i : weights) {
     TRY_VOID(check_unchanged(*stored.segments[i], verified[i]));
     TRY_VOID(failpoint("export.before_link"));
-    TRY_VOID(link_weights(stored.segments[i]->path(), target(i)));
+    TRY_VOID(link_weights(stored.segments[i]->path(), directory, name(i)));
   }
   TRY_VOID(failpoint("export.after_weights"));
   for (const std::uint32_t i : weights) {
-    auto good = check_linked(*stored.segments[i], verified[i], target(i));
+    auto good = check_linked(*stored.segments[i], verified[i], directory, name(i));
     if (good) continue;
-    std::error_code ignored;
-    fs::remove(target(i), ignored);
+    ::unlinkat(directory, name(i).c_str(), 0);
     return good;
   }
   return {};
 }
 
 // Removes weights of an earlier export that this version does not have. Tools would load them, too.
-void remove_other_weights(const fs::path& directory, const std::set<std::string>& kept) {
-  std::vector<fs::path> others;
+void remove_other_weights(int directory, const std::set<std::string>& kept) {
+  std::vector<std::string> others;
   std::error_code error;
-  for (auto it = fs::directory_iterator(directory, error); !error && it != fs::end(it);
+  for (auto it = fs::directory_iterator(path_of(directory), error); !error && it != fs::end(it);
        it.increment(error)) {
-    std::string name = it->path().filename().string();
+    const std::string file = it->path().filename().string();
+    std::string name = file;
     const bool partial = name.ends_with(kPartialSuffix);
     if (partial) name.resize(name.size() - kPartialSuffix.size());
-    if (name.ends_with(".safetensors") && (partial || !kept.contains(name)))
-      others.push_back(it->path());
+    if (name.ends_with(".safetensors") && (partial || !kept.contains(name))) others.push_back(file);
   }
-  for (const auto& path : others) fs::remove(path, error);
+  for (const auto& file : others) ::unlinkat(directory, file.c_str(), 0);
 }
 
-fs::path used_store(const fs::path& directory) { return directory / ".rekindle.used"; }
+constexpr const char* kInnerStore = ".rekindle";
+constexpr const char* kUsedStore = ".rekindle.used";
 
 std::string make_index(const Manifest& manifest) {
   const Checkpoint& checkpoint = *manifest.checkpoint;
@@ -245,7 +241,7 @@ Result<Manifest> weights_only(const Manifest& manifest, const std::set<std::uint
 
 }  // namespace
 
-fs::path export_store(const fs::path& directory) { return directory / ".rekindle"; }
+fs::path export_store(const fs::path& directory) { return directory / kInnerStore; }
 
 void drop_unused_store(const fs::path& directory) {
   const fs::path inner = export_store(directory);
@@ -265,55 +261,80 @@ Result<void> check_export_target(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) return fail_errno(error.value(), fmt::format("create {}", directory.string()));
-  TRY_VOID(check_no_link(export_store(directory)));
-  fs::remove_all(used_store(directory), error);
+  TRY(const UniqueFd target, open_directory(directory));
+  const auto inner = open_beneath(target.get(), kInnerStore, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!inner && inner.error().code() != ErrorCode::kNotFound) {
+    return fail(Error(inner.error()).with_context(directory.string()));
+  }
+  fs::remove_all(path_of(target.get()) / kUsedStore, error);
+  struct stat ignored {};
+  const auto has = [&](int at, const char* name) {
+    return ::fstatat(at, name, &ignored, AT_SYMLINK_NOFOLLOW) == 0;
+  };
   // With a manifest, or after an interrupted export, the directory is ours.
-  if (fs::exists(directory / kManifestName, error) ||
-      fs::exists(export_store(directory) / kExporting, error)) {
+  if (has(target.get(), std::string(kManifestName).c_str()) ||
+      (inner && has(inner->get(), std::string(kExporting).c_str()))) {
     return {};
   }
-  for (const auto& item : fs::directory_iterator(directory, error)) {
+  for (const auto& item : fs::directory_iterator(path_of(target.get()), error)) {
     if (item.path().extension() == ".safetensors") {
       return fail(ErrorCode::kDenied,
                   "{} already holds {}, which no pull put there: choose another --to",
-                  directory.string(), item.path().filename().string());
+                  directory.string(), canonical::printable(item.path().filename().string()));
     }
   }
   return {};
 }
 
-Result<void> export_checkpoint(const store::StoredVersion& stored, const fs::path& directory) {
+namespace {
+
+Result<std::vector<std::string>> fill(const store::StoredVersion& stored, int directory,
+                                      bool allow_code) {
   const Manifest& manifest = stored.manifest;
-  std::error_code error;
+  const auto remove = [directory](const char* name) { ::unlinkat(directory, name, 0); };
   TRY(const auto verified, verified_files(stored));
-  TRY_VOID(write_file(export_store(directory) / kExporting, ""));
+  TRY(const UniqueFd inner,
+      open_beneath(directory, kInnerStore, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  TRY_VOID(replace_beneath(inner.get(), std::string(kExporting), ""));
   // Until the new manifest is there nothing vouches for the files.
-  fs::remove(directory / kManifestName, error);
+  remove(std::string(kManifestName).c_str());
   std::set<std::uint32_t> dropped;
   std::set<std::string> kept;
   for (std::uint32_t i = 0; i < manifest.layout.segments().size(); ++i) {
     if (holds_files(*manifest.checkpoint, manifest.layout, i)) {
       dropped.insert(i);
-    } else {
-      kept.insert(manifest.layout.segments()[i].name);
+      continue;
     }
+    const std::string& name = manifest.layout.segments()[i].name;
+    TRY_VOID(check_names_differ(kept, name));
+    kept.insert(name);
   }
   TRY_VOID(place_weights(stored, verified, dropped, directory));
   remove_other_weights(directory, kept);
-  TRY_VOID(write_small_files(stored, directory));
-  fs::remove(directory / "model.safetensors.index.json", error);
-  if (kept.size() > 1) {
-    TRY_VOID(write_file(directory / "model.safetensors.index.json", make_index(manifest)));
-  }
+  TRY(auto left_out, write_small_files(stored, directory, allow_code));
+  constexpr const char* kIndex = "model.safetensors.index.json";
+  remove(kIndex);
+  if (kept.size() > 1) TRY_VOID(replace_beneath(directory, kIndex, make_index(manifest)));
   TRY_VOID(failpoint("export.before_manifest"));
   TRY(const Manifest weights, weights_only(manifest, dropped));
-  TRY_VOID(write_file(directory / kManifestName, weights.serialize()));
+  TRY_VOID(replace_beneath(directory, std::string(kManifestName), weights.serialize()));
   TRY_VOID(failpoint("export.after_manifest"));
   // In one step, because half a store would hinder the next pull.
-  fs::rename(export_store(directory), used_store(directory), error);
+  ::renameat(directory, kInnerStore, directory, kUsedStore);
   TRY_VOID(failpoint("export.before_clean"));
-  fs::remove_all(used_store(directory), error);
-  return {};
+  std::error_code ignored;
+  fs::remove_all(path_of(directory) / kUsedStore, ignored);
+  return left_out;
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> export_checkpoint(const store::StoredVersion& stored,
+                                                   const fs::path& directory, bool allow_code) {
+  TRY(const UniqueFd target, open_directory(directory));
+  auto filled = fill(stored, target.get(), allow_code);
+  if (!filled) return fail(std::move(filled).error().with_context(directory.string()));
+  return filled;
 }
 
 }  // namespace rekindle::agent

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "src/base/result.h"
 #include "src/store/segment_store.h"
@@ -22,8 +24,10 @@ Result<void> check_export_target(const std::filesystem::path& directory);
 // (config.json, tokenizer…), model.safetensors.index.json when there are several segments, and
 // rekindle.manifest last; then removes the inner store. The store must be closed. The files of an
 // earlier export are replaced one by one; an export that was cut short continues. kCorrupt: a file
-// is not the one whose bytes were verified, and DIR cannot be trusted.
-Result<void> export_checkpoint(const store::StoredVersion& stored,
-                               const std::filesystem::path& directory);
+// is not the one whose bytes were verified, and DIR cannot be trusted. kDenied: a symbolic link is
+// in the way. Returns the files with code, which are left out unless `allow_code`.
+Result<std::vector<std::string>> export_checkpoint(const store::StoredVersion& stored,
+                                                   const std::filesystem::path& directory,
+                                                   bool allow_code);
 
 }  // namespace rekindle::agent

@@ -4,6 +4,7 @@
 
 #include "recovery/rpc/convert.h"
 #include "src/tensor/held_tile.h"
+#include "src/tensor/signature_wire.h"
 
 namespace rekindle::agent {
 
@@ -206,6 +207,7 @@ proto::Holding make_holding(const Served& served) {
     *holding.mutable_covers() = rpc::to_proto(*served.covers);
   }
   holding.set_checkpoint_tiles(checkpoint.tiles.tile_count());
+  *holding.mutable_signatures() = to_proto(checkpoint.signatures);
   // One layout of a joint publication is enough: without it the version is incomplete anyway.
   const std::vector<Digest>& parts = served.manifest->part_layouts;
   if (!parts.empty() && parts.front() == layout.digest()) {

@@ -10,6 +10,7 @@
 
 #include "recovery/rpc/credentials.h"
 #include "src/base/result.h"
+#include "src/tensor/version_signature.h"
 
 namespace rekindle::rpc {
 class Rights;
@@ -64,6 +65,8 @@ struct CoordinatorOptions {
   std::string otlp;
   // "host:port" of the status page for people. "": nowhere. Coordinators that stand by answer, too.
   std::string http;
+  // Whose signature a version needs to become known.
+  PublisherTrust trust;
   // Commands may kill this process on purpose.
   bool allow_drills = false;
   // The addresses in use; "": nowhere.

@@ -10,6 +10,7 @@
 #include "recovery/rpc/rights.h"
 #include "src/base/text.h"
 #include "src/tensor/checkpoint.h"
+#include "src/tensor/signature_wire.h"
 
 namespace rekindle::coordinator {
 
@@ -111,6 +112,9 @@ void fill_version(proto::VersionStatus& entry, const Core& core, const ModelVers
   entry.set_checkpoint_bytes(version.checkpoint_bytes);
   entry.set_whole_copies(core.readiness().whole_copies(id));
   entry.set_replicas(core.replicas().wanted(version));
+  for (const auto& one : core.fleet().signers.of(id, version.root)) {
+    entry.add_signers(one.public_key);
+  }
   const VersionState state = core.readiness().state_of(id);
   entry.set_state(std::string(state_name(state)));
   if (state == VersionState::kRetiring) {
@@ -198,6 +202,7 @@ Result<Holding> from_proto(const proto::Holding& message) {
     TRY(holding.covers, rpc::from_proto(message.covers(), kMaxTiles));
   }
   holding.checkpoint_tiles = message.checkpoint_tiles();
+  holding.signatures = rekindle::from_proto(message.signatures());
   TRY(holding.part_layouts, parse_digests(message.part_layouts()));
   const auto& parts = holding.part_layouts;
   if (parts.size() > kMaxParts || (!parts.empty() && !lists_layout(parts, holding.layout))) {
@@ -258,6 +263,7 @@ proto::OpenPullResponse to_proto(const OpenedPull& opened, GrantSigner& signer) 
   response.set_lease_ms(static_cast<std::uint32_t>(milliseconds(opened.lease)));
   for (const auto& offer : opened.sources) *response.add_sources() = to_proto(offer, signer);
   response.set_retry_after_ms(static_cast<std::uint32_t>(milliseconds(opened.retry_after)));
+  *response.mutable_signatures() = rekindle::to_proto(opened.signatures);
   return response;
 }
 
@@ -315,6 +321,7 @@ Result<Publication> from_proto(const proto::PublishRequest& message) {
   Publication publication;
   TRY_VOID(kPublication.read(message, publication));
   if (message.has_replicas()) publication.replicas = message.replicas();
+  publication.signatures = rekindle::from_proto(message.signatures());
   if (static_cast<std::size_t>(message.parts_size()) > kMaxParts) {
     return fail(ErrorCode::kInvalid, "publish {}: {} parts; at most {} are allowed",
                 publication.id.to_string(), message.parts_size(), kMaxParts);

@@ -149,6 +149,7 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   StateRecords records = std::move(*parsed);
   const auto new_pull = [] { return PullId::random(); };
   Core core(options.timing, limits_of(options.options), records.state(), new_pull);
+  core.trust(options.options.trust);
 
   const auto executor = co_await asio::this_coro::executor;
   const auto lost = [&stop](const Error& error) { stop.set(error.message()); };

@@ -126,15 +126,17 @@ Result<void> HostCopy::check_own_leaves(const Checkpoint& checkpoint) const {
 }
 
 Task<Result<void>> HostCopy::commit(std::vector<Digest> leaves, std::vector<Digest> layouts,
-                                    Digest root) {
+                                    Digest root, std::vector<VersionSignature> signatures) {
   if (!lists_layout(layouts, part_->layout().digest())) {
     co_return fail(ErrorCode::kCorrupt,
                    "{}: the lead has other layouts than that of this host; publish it again",
                    id_.to_string());
   }
-  const auto work = [this, &leaves, &layouts,
-                     &root]() -> Result<std::shared_ptr<const store::StoredVersion>> {
-    TRY(auto checkpoint, Checkpoint::create(id_, plan_->tensors(), std::move(leaves), root));
+  const auto work = [this, &leaves, &layouts, &root,
+                     &signatures]() -> Result<std::shared_ptr<const store::StoredVersion>> {
+    TRY(auto checkpoint,
+        Checkpoint::create(id_, plan_->tensors(), std::move(leaves), root, signatures));
+    TRY_VOID(agent_.check_trusted(*checkpoint));
     TRY_VOID(check_own_leaves(*checkpoint));
     TRY(auto parts, part_->part_digests());
     TRY(auto staged, agent_.store().finish_part(staged_, std::move(checkpoint), std::move(parts),

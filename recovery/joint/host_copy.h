@@ -47,7 +47,7 @@ class HostCopy {
   // Makes the copy durable and serves it. `leaves`: of the whole version; `layouts`: of all copies;
   // both as the lead has them. kCorrupt: they are not those of this host.
   async::Task<Result<void>> commit(std::vector<Digest> leaves, std::vector<Digest> layouts,
-                                   Digest root);
+                                   Digest root, std::vector<VersionSignature> signatures);
 
   // Keeps the files of a rank that has committed, until drop().
   void keep(std::shared_ptr<void> files) { files_.push_back(std::move(files)); }

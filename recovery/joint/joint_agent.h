@@ -30,6 +30,10 @@ class JointAgent {
   // Reports the ranks of this agent, and returns the roster: the coordinator's, or, without one,
   // that of this agent alone. kUnavailable, kPeerLost, kTimeout: ask again. Other errors are final.
   virtual async::Task<Result<proto::JointRoster>> report_ranks(proto::JointReport report) = 0;
+  // By the keys of this agent, if it signs for its workers.
+  virtual std::vector<VersionSignature> sign(const ModelVersion& id, const Digest& root) const = 0;
+  // kDenied: the version needs a signature of another publisher.
+  virtual Result<void> check_trusted(const Checkpoint& checkpoint) const = 0;
   // Claims the version for its root, and for the layouts that together hold it.
   virtual async::Task<Result<void>> claim(std::shared_ptr<const Checkpoint> checkpoint,
                                           std::vector<Digest> layouts) = 0;

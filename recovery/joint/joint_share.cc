@@ -330,7 +330,8 @@ Task<Result<void>> JointShare::commit_copy() {
   if (copy_->part() == nullptr) co_return Result<void>();
   CO_TRY(auto leaves, co_await lead_.read_leaves(plan_->tiles().tile_count()));
   CO_TRY(auto layouts, co_await lead_.read_layouts());
-  co_return co_await copy_->commit(std::move(leaves), std::move(layouts), lead_.root());
+  co_return co_await copy_->commit(std::move(leaves), std::move(layouts), lead_.root(),
+                                   lead_.signatures());
 }
 
 }  // namespace rekindle::joint

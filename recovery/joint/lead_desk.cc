@@ -11,6 +11,7 @@
 #include "src/async/offload.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
+#include "src/tensor/signature_wire.h"
 
 namespace rekindle::joint {
 
@@ -95,6 +96,7 @@ proto::JointState LeadDesk::state() const {
   state.set_phase(to_proto(lead_.phase()));
   if (state.phase() == proto::JOINT_COMMITTING || state.phase() == proto::JOINT_COMPLETE) {
     *state.mutable_root() = rpc::to_proto(lead_.root());
+    *state.mutable_signatures() = to_proto(signatures_);
   }
   if (lead_.why()) *state.mutable_why() = rpc::to_status(*lead_.why());
   return state;
@@ -188,7 +190,8 @@ async::Task<void> LeadDesk::claim() {
   const auto leaves = lead_.leaves();
   const auto make = [this, leaves]() -> Result<std::shared_ptr<const Checkpoint>> {
     const Digest root = checkpoint_root(id_, plan_->tensors(), plan_->tiles(), leaves);
-    return Checkpoint::create(id_, plan_->tensors(), {leaves.begin(), leaves.end()}, root);
+    return Checkpoint::create(id_, plan_->tensors(), {leaves.begin(), leaves.end()}, root,
+                              agent_.sign(id_, root));
   };
   const auto checkpoint = co_await async::offload(agent_.blocking_pool(), make);
   Result<void> claimed;
@@ -199,6 +202,7 @@ async::Task<void> LeadDesk::claim() {
   }
   if (lead_.phase() != Phase::kClaiming) co_return;
   if (claimed) {
+    signatures_ = (*checkpoint)->signatures;
     lead_.claimed((*checkpoint)->root);
     log::info("joint.claimed", "version", id_.to_string(), "root", (*checkpoint)->root.hex(),
               "hosts", lead_.host_count());

@@ -41,6 +41,8 @@ class LeadDesk : public std::enable_shared_from_this<LeadDesk> {
   void look();
 
   JointAgent& agent_;
+  // Of the root, once it is claimed.
+  std::vector<VersionSignature> signatures_;
   const ModelVersion id_;
   JointLead lead_;
   std::shared_ptr<const JointPlan> plan_;

@@ -9,6 +9,7 @@
 #include "recovery/rpc/convert.h"
 #include "src/tensor/checkpoint.h"
 #include "src/tensor/joint_declaration.h"
+#include "src/tensor/signature_wire.h"
 
 namespace rekindle::joint {
 
@@ -60,6 +61,10 @@ Task<Result<void>> LeadLink::reach(proto::JointPhase phase) {
 }
 
 Digest LeadLink::root() const { return rpc::from_proto(state_.root()); }
+
+std::vector<VersionSignature> LeadLink::signatures() const {
+  return from_proto(state_.signatures());
+}
 
 // An ended publication takes no further step, whatever the lead has answered.
 Task<Result<void>> LeadLink::call(proto::JointRequest request) {

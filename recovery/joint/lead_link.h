@@ -30,6 +30,7 @@ class LeadLink {
   async::Task<Result<void>> reach(proto::JointPhase phase);
   // From JOINT_COMMITTING on.
   Digest root() const;
+  std::vector<VersionSignature> signatures() const;
 
   async::Task<Result<void>> declare(std::string declarations);
   // The declarations of each host.

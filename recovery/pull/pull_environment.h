@@ -34,6 +34,8 @@ struct PullEnvironment {
   WorkerPool* digest_pool = nullptr;
   WorkerPool* blocking_pool = nullptr;
   PullPlans* plans = nullptr;
+  // nullptr: every publisher is trusted.
+  const PublisherTrust* trust = nullptr;
   // nullptr: nobody asks for metrics.
   PullMetrics* metrics = nullptr;
   // nullptr: pulls leave no spans.

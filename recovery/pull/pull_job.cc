@@ -466,6 +466,7 @@ TransferSummary PullJob::Driver::summarize(const store::StoredVersion& stored) {
   summary.id = context_.target.resolved.id;
   summary.root = manifest.checkpoint->root;
   summary.layout = manifest.layout.digest();
+  summary.signatures = context_.target.checkpoint->signatures;
   summary.path = stored.directory;
   summary.bytes = manifest.layout.payload_bytes();
   summary.resumed_bytes = resumed_bytes_;

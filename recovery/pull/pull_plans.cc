@@ -108,7 +108,7 @@ async::Task<Result<PullPlans::CheckpointRef>> PullPlans::parse(ModelVersion id, 
     TRY(auto digests, parse_digests(source->tile_digests));
     // Checks that they hash to the root that was resolved.
     TRY(CheckpointRef checkpoint,
-        Checkpoint::create(id, std::move(tensors), std::move(digests), root));
+        Checkpoint::create(id, std::move(tensors), std::move(digests), root, source->signatures));
     const std::uint64_t size = bytes_of(*checkpoint);
     return Results::Computed{std::move(checkpoint), size};
   };

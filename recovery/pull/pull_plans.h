@@ -64,6 +64,7 @@ class PullPlans {
     Digest tensor_set;
     std::string tensors;
     std::string tile_digests;
+    std::vector<VersionSignature> signatures = {};
   };
   async::Task<Result<CheckpointRef>> parse(ModelVersion id, Digest root, CheckpointBytes bytes);
   async::Task<Result<LayoutRef>> parse(CheckpointRef checkpoint, Digest layout, std::string bytes);

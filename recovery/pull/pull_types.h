@@ -12,6 +12,7 @@
 #include "src/base/digest.h"
 #include "src/base/ids.h"
 #include "src/tensor/box.h"
+#include "src/tensor/version_signature.h"
 
 namespace rekindle::store {
 struct SetAside;
@@ -36,8 +37,10 @@ struct PullRequest {
   std::string spec_json;      // contents of --spec; "" = built in, by the checkpoint's config.json
   std::string tensors_regex;  // names tensors instead of a shard
   std::vector<std::string> from;
-  std::string transport;             // "", "tcp", "shm" or "verbs"
-  std::filesystem::path to;          // "" = into the store; else a complete checkpoint directory
+  std::string transport;     // "", "tcp", "shm" or "verbs"
+  std::filesystem::path to;  // "" = into the store; else a complete checkpoint directory
+  // With `to`: writes files that Python runs when a model is loaded.
+  bool allow_code = false;
   std::filesystem::path fallback;    // rung 4: a directory of safetensors files
   std::vector<NamedBox> boxes = {};  // names boxes instead of a shard
   // As PullTimes::silence. 0: the default.
@@ -48,6 +51,8 @@ struct PullRequest {
   std::shared_ptr<const store::SetAside> mend = nullptr;
   // The GPUs of the workers that wait for it: "GPU-6f2c…"; "": a worker without one.
   std::vector<std::string> devices = {};
+  // Beside that of the agent.
+  PublisherTrust trust = {};
   // The span that the pull belongs to.
   trace::Context trace = {};
 };
@@ -99,6 +104,9 @@ struct TransferSummary {
   std::chrono::milliseconds elapsed{0};
   std::vector<Phase> phases;
   std::vector<SourceLine> sources;
+  std::vector<VersionSignature> signatures;
+  // Files with code that were not written to PullRequest::to.
+  std::vector<std::string> left_out;
 };
 
 // pull --dry-run: the plan, nothing transferred.

@@ -11,6 +11,7 @@
 #include "recovery/rpc/methods.h"
 #include "src/async/task_group.h"
 #include "src/base/log.h"
+#include "src/tensor/signature_wire.h"
 
 namespace rekindle::pull {
 
@@ -95,6 +96,7 @@ async::Task<Result<Resolved>> SourceFinder::resolve_through_coordinator(
   resolved.root = rpc::from_proto(response.root());
   resolved.tensor_set = rpc::from_proto(response.tensor_set());
   resolved.checkpoint_bytes = response.checkpoint_bytes();
+  resolved.signatures = rekindle::from_proto(response.signatures());
   take_offer(response);
   co_return resolved;
 }
@@ -194,6 +196,9 @@ Result<SourceFinder::Found> SourceFinder::put_together(std::vector<std::optional
     found.resolved.root = root;
     found.resolved.tensor_set = rpc::from_proto(response.tensor_set());
     found.resolved.checkpoint_bytes = response.checkpoint_bytes();
+    for (auto& one : rekindle::from_proto(response.signatures())) {
+      found.resolved.signatures.push_back(std::move(one));
+    }
     for (auto& source : *response.mutable_sources()) {
       source.mutable_node()->set_control_endpoint(from_[i]);
       found.sources.push_back(std::move(source));

@@ -22,6 +22,8 @@ struct Resolved {
   Digest root;
   Digest tensor_set;
   std::uint64_t checkpoint_bytes = 0;
+  // As they came. Nobody has verified them yet.
+  std::vector<VersionSignature> signatures = {};
 };
 
 // The progress of a pull, for the coordinator.

@@ -89,7 +89,8 @@ void TargetResolver::take_from_store() {
     const bool fits = ref.version ? known.id.version == *ref.version
                                   : known.id.version >= target_.resolved.id.version;
     if (!fits) continue;
-    target_.resolved = {known.id, known.root, known.tensors.digest(), known.tensors.total_bytes()};
+    target_.resolved = {known.id, known.root, known.tensors.digest(), known.tensors.total_bytes(),
+                        known.signatures};
   }
   context_.progress.set_version(target_.resolved.id);
 }
@@ -103,10 +104,15 @@ async::Task<Result<void>> TargetResolver::take_from_fallback() {
   co_return Result<void>();
 }
 
-Result<void> TargetResolver::check_root() const {
-  context_.progress.set_version(target_.resolved.id);
+Result<void> TargetResolver::check_root() {
+  Resolved& resolved = target_.resolved;
+  context_.progress.set_version(resolved.id);
   const Digest& wanted = context_.request.root;
-  if (wanted.is_nil() || wanted == target_.resolved.root) return {};
+  if (wanted.is_nil() || wanted == resolved.root) {
+    const PublisherTrust* agent = context_.environment.trust;
+    if (agent != nullptr) TRY_VOID(agent->check(resolved.id, resolved.root, resolved.signatures));
+    return context_.request.trust.check(resolved.id, resolved.root, resolved.signatures);
+  }
   return fail(ErrorCode::kCorrupt, "{} has root {} there, and not {}: nothing was fetched",
               target_.resolved.id.to_string(), target_.resolved.root.hex(), wanted.hex());
 }
@@ -119,6 +125,8 @@ async::Task<Result<void>> TargetResolver::find_wanted() {
     CO_TRY_VOID(take_layout(*context_.request.mend));
   } else {
     CO_TRY_VOID(co_await learn_checkpoint());
+    target_.checkpoint =
+        with_signatures(std::move(target_.checkpoint), target_.resolved.signatures);
     std::string config;
     if (wanted_.needs_config()) {
       CO_TRY(config, co_await read_config());
@@ -137,7 +145,7 @@ Result<void> TargetResolver::take_layout(const store::SetAside& copy) {
                 target_.resolved.id.to_string(), target_.resolved.root.hex(),
                 copy.checkpoint->root.hex());
   }
-  target_.checkpoint = copy.checkpoint;
+  target_.checkpoint = with_signatures(copy.checkpoint, target_.resolved.signatures);
   target_.wanted = std::make_shared<const PackedLayout>(copy.packed);
   return {};
 }
@@ -210,6 +218,7 @@ async::Task<Result<void>> TargetResolver::learn_from(std::shared_ptr<SourcePeer>
   if (find_checkpoint()) co_return Result<void>();
   PullPlans::CheckpointBytes bytes;
   bytes.tensor_set = resolved.tensor_set;
+  bytes.signatures = resolved.signatures;
   CO_TRY(bytes.tensors,
          co_await peer->fetch_tensor_set(resolved.tensor_set, sources_.paging(turn.get())));
   CO_TRY(bytes.tile_digests,

@@ -27,7 +27,8 @@ class TargetResolver {
   bool has_been_asked(const Error& answer) const;
   void take_from_store();
   async::Task<Result<void>> take_from_fallback();
-  Result<void> check_root() const;
+  // The root that was asked for, and a signature of it that is trusted.
+  Result<void> check_root();
   // Exactly the boxes of a copy that is set aside.
   Result<void> take_layout(const store::SetAside& copy);
   async::Task<Result<void>> learn_checkpoint();

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include <fmt/format.h>
 #include <openssl/bio.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
@@ -129,6 +130,14 @@ std::string public_key_to_pem(std::string_view public_key) {
   const Bio bio = must(Bio(BIO_new(BIO_s_mem())), "BIO_new");
   must(PEM_write_bio_PUBKEY(bio.get(), key.get()) == 1, "PEM_write_bio_PUBKEY");
   return text_of(bio.get());
+}
+
+std::string key_id(std::string_view public_key) {
+  unsigned char digest[32];
+  must(EVP_Q_digest(nullptr, "SHA256", nullptr, public_key.data(), public_key.size(), digest,
+                    nullptr) == 1,
+       "EVP_Q_digest");
+  return fmt::format("{:02x}{:02x}{:02x}{:02x}", digest[0], digest[1], digest[2], digest[3]);
 }
 
 }  // namespace rekindle::crypto

@@ -44,5 +44,7 @@ bool verify(std::string_view public_key, std::string_view text, std::string_view
 // kInvalid: it is none.
 Result<std::string> public_key_from_pem(const std::string& pem);
 std::string public_key_to_pem(std::string_view public_key);
+// The name of a key for people: 8 hexadecimal digits, the first ones of its SHA-256.
+std::string key_id(std::string_view public_key);
 
 }  // namespace rekindle::crypto

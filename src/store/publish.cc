@@ -248,6 +248,80 @@ class Publisher {
   std::map<std::uint32_t, std::size_t> file_of_entry_;
 };
 
+// Digests files where they lie.
+class SourceDigester {
+ public:
+  SourceDigester(const PublishSources& sources, const TileMap& tiles)
+      : sources_(sources), tiles_(tiles), digests_(tiles.tile_count()) {}
+
+  Result<std::vector<Digest>> run(const std::function<void(const PublishProgress&)>& progress) {
+    for (const auto* list : {&sources_.weights, &sources_.files}) {
+      for (const SourceFile& file : *list) {
+        if (file.size_bytes() == 0) {
+          files_.push_back(nullptr);
+          continue;
+        }
+        TRY(auto mapped, MappedSegment::open_read(fmt::format("/proc/self/fd/{}", file.fd.get()),
+                                                  file.size_bytes()));
+        files_.push_back(std::move(mapped));
+      }
+    }
+    std::size_t small = sources_.weights.size();
+    for (const LayoutEntry& entry : sources_.layout.entries()) {
+      const bool weights = entry.segment < sources_.weights.size();
+      place_.push_back(weights ? Place{entry.segment, entry.offset_bytes} : Place{small++, 0});
+    }
+    const auto units = publish_units(sources_.tensors, tiles_, sources_.layout, kUnitBytes);
+    Tally tally(sources_.layout.payload_bytes(), progress);
+    WorkerPool pool("rk-sign", store_threads(), 64);
+    pool.parallel_for(units.size(), [&](std::size_t i) {
+      if (tally.failed()) return;
+      if (auto done = digest(units[i]); !done) {
+        tally.fail_with(std::move(done).error());
+      } else {
+        tally.add(units[i].size_bytes);
+      }
+    });
+    TRY_VOID(tally.result());
+    return std::move(digests_);
+  }
+
+ private:
+  struct Place {
+    std::size_t file;
+    std::uint64_t offset_bytes;
+  };
+
+  Result<void> digest(const PublishUnit& unit) {
+    for (const UnitPiece& piece : unit.pieces) {
+      const Place place = place_[piece.entry];
+      const LayoutEntry& entry = sources_.layout.entries()[piece.entry];
+      const TensorInfo& tensor = sources_.tensors[entry.tensor];
+      const std::size_t small = place.file - std::min(place.file, sources_.weights.size());
+      const SourceFile& source = place.file < sources_.weights.size() ? sources_.weights[place.file]
+                                                                      : sources_.files[small];
+      TRY_VOID(guard_mapping_access(source.path.c_str(), [&] {
+        const auto array =
+            files_[place.file]->bytes().subspan(place.offset_bytes, tensor.size_bytes());
+        const TileIndex first = tiles_.first_tile(entry.tensor);
+        for (std::uint64_t tile = piece.tile_begin; tile < piece.tile_end; ++tile) {
+          digests_[first + tile] =
+              digest_tile(tensor, tiles_.grid(entry.tensor), tile, array, entry.box);
+        }
+      }));
+    }
+    return {};
+  }
+
+  const PublishSources& sources_;
+  const TileMap& tiles_;
+  std::vector<Digest> digests_;
+  // The weights, then the small files. Null: the file is empty.
+  std::vector<std::unique_ptr<MappedSegment>> files_;
+  // Of each entry of the layout. The small files come in the order of their entries.
+  std::vector<Place> place_;
+};
+
 // The end of both ways of publishing: writes the copy's manifest, or finds the copy that is here
 // already.
 Result<std::shared_ptr<SegmentStore::Staged>> finish(StoreState& state, const ModelVersion& id,
@@ -288,6 +362,17 @@ Result<void> check_headers(const FilledSegments& filled, PublishCopy& copy) {
                 name);
   }
   return {};
+}
+
+Result<Digest> root_of_files(const ModelVersion& id, std::span<const fs::path> paths,
+                             const std::function<void(const PublishProgress&)>& progress) {
+  TRY_VOID(check_model_name(id.model));
+  TRY(const PublishSources sources, open_sources(paths));
+  TRY(const TileMap tiles, TileMap::create(sources.tensors));
+  TRY(const auto digests, SourceDigester(sources, tiles).run(progress));
+  for (const SourceFile& file : sources.weights) TRY_VOID(file.check_unchanged());
+  for (const SourceFile& file : sources.files) TRY_VOID(file.check_unchanged());
+  return checkpoint_root(id, sources.tensors, tiles, digests);
 }
 
 Result<std::shared_ptr<SegmentStore::Staged>> stage_files(

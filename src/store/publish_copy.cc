@@ -170,11 +170,37 @@ Result<void> PublishCopy::write_manifest(const Manifest& manifest) {
   }
   TRY_VOID(close_for_writing());
   TRY_VOID(failpoint("store.stage.before_manifest"));
-  const std::string bytes = manifest.serialize();
-  TRY_VOID(state_->pool().with_room(
-      bytes.size(), [&] { return write_file_atomically(directory_ / kManifestName, bytes); }));
-  TRY_VOID(sync_directory(directory_));
+  TRY_VOID(store_manifest(*state_, directory_, manifest));
   return failpoint("store.stage.after_manifest");
+}
+
+Result<void> store_manifest(StoreState& state, const fs::path& directory,
+                            const Manifest& manifest) {
+  const std::string bytes = manifest.serialize();
+  TRY_VOID(state.pool().with_room(
+      bytes.size(), [&] { return write_file_atomically(directory / kManifestName, bytes); }));
+  return sync_directory(directory);
+}
+
+Result<void> sign_staged(StoreState& state, SegmentStore::Staged& staged,
+                         std::span<const VersionSignature> signatures) {
+  Manifest manifest = staged.manifest;
+  manifest.checkpoint = with_signatures(manifest.checkpoint, signatures);
+  if (manifest.checkpoint == staged.manifest.checkpoint) return {};
+  if (staged.existing == nullptr) {
+    TRY_VOID(staged.copy->replace_manifest(manifest));
+  } else {
+    auto with = std::make_shared<StoredVersion>(*staged.existing);
+    with->manifest = manifest;
+    if (!state.replace(*staged.existing, with)) {
+      return fail(ErrorCode::kStale, "{} has just left the store; publish it again",
+                  manifest.checkpoint->id.to_string());
+    }
+    TRY_VOID(store_manifest(state, with->directory, manifest));
+    staged.existing = std::move(with);
+  }
+  staged.manifest = std::move(manifest);
+  return {};
 }
 
 Result<std::shared_ptr<const StoredVersion>> PublishCopy::put_in_place(const Manifest& manifest) {

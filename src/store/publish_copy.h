@@ -13,6 +13,10 @@
 
 namespace rekindle::store {
 
+// Writes the manifest of the copy in `directory`, in one step.
+Result<void> store_manifest(StoreState& state, const std::filesystem::path& directory,
+                            const Manifest& manifest);
+
 // The files of a publish in DIR/staging/RANDOM and the bytes that it has reserved. Destroyed
 // without put_in_place(), both go.
 class PublishCopy {
@@ -38,6 +42,10 @@ class PublishCopy {
   // kCorrupt: a process has opened a file for writing since it was taken over or made here.
   Result<void> check_unwritten() const;
   Result<void> write_manifest(const Manifest& manifest);
+  // After write_manifest(), before put_in_place().
+  Result<void> replace_manifest(const Manifest& manifest) {
+    return store_manifest(*state_, directory_, manifest);
+  }
   // Renames the directory with its manifest to where committed copies are.
   Result<std::shared_ptr<const StoredVersion>> put_in_place(const Manifest& manifest);
 
@@ -101,5 +109,8 @@ Result<std::shared_ptr<SegmentStore::Staged>> finish_part(
     StoreState& state, std::shared_ptr<SegmentStore::StagedPart> part,
     std::shared_ptr<const Checkpoint> checkpoint, std::vector<PartDigest> part_digests,
     std::vector<Digest> part_layouts);
+// SegmentStore::sign_staged.
+Result<void> sign_staged(StoreState& state, SegmentStore::Staged& staged,
+                         std::span<const VersionSignature> signatures);
 
 }  // namespace rekindle::store

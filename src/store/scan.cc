@@ -118,7 +118,8 @@ void clean_committed(const fs::path& directory) {
   }
 }
 
-Result<void> scan_copy(StoreState& state, const fs::path& directory, const ModelVersion& id) {
+Result<void> scan_copy(StoreState& state, const fs::path& directory, const ModelVersion& id,
+                       const PublisherTrust& trust) {
   std::error_code ignored;
   TRY(const auto files, entries_of(directory));
   for (const fs::path& file : files) {
@@ -129,6 +130,11 @@ Result<void> scan_copy(StoreState& state, const fs::path& directory, const Model
   }
   if (fs::exists(directory / kManifestName, ignored)) {
     auto version = adopt(directory, id, state.evidence());
+    if (version) {
+      const Checkpoint& checkpoint = *(*version)->manifest.checkpoint;
+      const auto trusted = trust.check(id, checkpoint.root, checkpoint.signatures);
+      if (!trusted) version = fail(trusted.error());
+    }
     if (version) {
       // The process that renamed the manifest may have been killed before it synced.
       TRY_VOID(sync_directory(directory));
@@ -159,7 +165,8 @@ Result<void> discard_staged(StoreState& state, const fs::path& directory) {
   return remove_tree(directory);
 }
 
-Result<void> scan_version(StoreState& state, const fs::path& directory) {
+Result<void> scan_version(StoreState& state, const fs::path& directory,
+                          const PublisherTrust& trust) {
   const auto id = decode_version(directory.filename().string());
   if (!id || !is_real_directory(directory)) {
     warn_stray(directory);
@@ -173,7 +180,7 @@ Result<void> scan_version(StoreState& state, const fs::path& directory) {
       warn_stray(copy);
       continue;
     }
-    if (auto scanned = scan_copy(state, copy, *id); !scanned) {
+    if (auto scanned = scan_copy(state, copy, *id, trust); !scanned) {
       log::error("store.unreadable_copy", "directory", copy.string(), "error", scanned.error());
     }
   }
@@ -183,13 +190,13 @@ Result<void> scan_version(StoreState& state, const fs::path& directory) {
 
 }  // namespace
 
-Result<void> scan_store(StoreState& state) {
+Result<void> scan_store(StoreState& state, const PublisherTrust& trust) {
   TRY_VOID(state.pool().discard_leftovers());
   TRY(const auto staged, entries_of(state.directory() / kStagingName));
   for (const fs::path& directory : staged) TRY_VOID(discard_staged(state, directory));
   TRY_VOID(sync_directory(state.directory() / kModelsName));
   TRY(const auto versions, entries_of(state.directory() / kModelsName));
-  for (const fs::path& directory : versions) TRY_VOID(scan_version(state, directory));
+  for (const fs::path& directory : versions) TRY_VOID(scan_version(state, directory, trust));
   return {};
 }
 

@@ -173,6 +173,8 @@ struct StoreOptions {
   // open() returns kInvalid for a node without memory.
   NumaPolicy numa;
   Evidence evidence = Evidence::kLeases;
+  // Copies of other publishers are not listed. They stay as they are until their room is needed.
+  PublisherTrust trust = {};
 };
 
 // A filled segment to which no process has been able to write since before its tiles were digested.
@@ -218,6 +220,10 @@ struct PublishProgress {
   std::uint64_t bytes_done = 0;
   std::uint64_t bytes_total = 0;
 };
+
+// The root that a publication of these files would have. Reads every byte, and keeps none.
+Result<Digest> root_of_files(const ModelVersion& id, std::span<const std::filesystem::path> paths,
+                             const std::function<void(const PublishProgress&)>& progress);
 
 // Thread-safe. Blocking calls: run them on a worker pool.
 class SegmentStore {
@@ -278,6 +284,9 @@ class SegmentStore {
       const ModelVersion& id, FilledSegments filled,
       const std::function<void(const PublishProgress&)>& progress) = 0;
   virtual const Manifest& staged_manifest(const Staged& staged) const = 0;
+  // Adds signatures of its root to the copy, on disk too. Those that are not valid are left out.
+  virtual Result<void> sign_staged(Staged& staged,
+                                   std::span<const VersionSignature> signatures) = 0;
   virtual Result<std::shared_ptr<const StoredVersion>> commit_staged(
       std::shared_ptr<Staged> staged) = 0;
   virtual void discard_staged(std::shared_ptr<Staged> staged) = 0;

@@ -92,6 +92,9 @@ class Store final : public SegmentStore {
     return store::finish_part(*state_, std::move(part), std::move(checkpoint),
                               std::move(part_digests), std::move(part_layouts));
   }
+  Result<void> sign_staged(Staged& staged, std::span<const VersionSignature> signatures) override {
+    return store::sign_staged(*state_, staged, signatures);
+  }
   Result<std::shared_ptr<const StoredVersion>> commit_staged(
       std::shared_ptr<Staged> staged) override {
     const Checkpoint& checkpoint = *staged->manifest.checkpoint;
@@ -210,7 +213,7 @@ Result<std::unique_ptr<SegmentStore>> SegmentStore::open(const StoreOptions& opt
   auto state = std::make_shared<StoreState>(
       directory, std::move(lock), budget_bytes, options.pool_bytes.value_or(budget_bytes / 4),
       options.reserve_bytes, std::move(placement), options.evidence);
-  TRY_VOID(scan_store(*state));
+  TRY_VOID(scan_store(*state, options.trust));
   return std::unique_ptr<SegmentStore>(std::make_unique<Store>(std::move(state)));
 }
 

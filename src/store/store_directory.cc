@@ -57,6 +57,26 @@ Result<void> check_owner(int fd, const fs::path& directory) {
   return {};
 }
 
+// Who may write to a directory above the store may put another one in its place. A sticky
+// directory, such as /tmp, keeps them from it. Volumes of Kubernetes are open like that, so this
+// only warns.
+void warn_of_open_parents(const fs::path& directory) {
+  std::error_code error;
+  const fs::path real = fs::canonical(directory, error);
+  if (error) return;
+  for (fs::path above = real.parent_path();; above = above.parent_path()) {
+    struct stat status {};
+    if (::stat(above.c_str(), &status) != 0) return;
+    const bool open = (status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0;
+    if (open) {
+      log::warn("store.open_parent", "store", directory.string(), "parent", above.string(), "mode",
+                fmt::format("{:o}", status.st_mode & 07777u), "hint",
+                "every user may replace the store: chmod o-w or +t the parent");
+    }
+    if (above == above.root_path()) return;
+  }
+}
+
 // A directory without a (whole) marker is taken only when nothing but our own first files is there.
 Result<void> check_marker(const fs::path& directory) {
   const fs::path path = directory / kMarkerName;
@@ -113,6 +133,7 @@ Result<UniqueFd> open_store_directory(const fs::path& directory) {
   const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) return fail_errno(errno, fmt::format("open store {}", directory.string()));
   TRY_VOID(check_owner(fd.get(), directory));
+  warn_of_open_parents(directory);
   TRY_VOID(check_marker(directory));
   TRY(UniqueFd locked, lock(directory));
   TRY_VOID(make_directory(directory / kModelsName));

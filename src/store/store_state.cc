@@ -198,6 +198,14 @@ bool StoreState::take_off(const StoredVersion& version) {
   return true;
 }
 
+bool StoreState::replace(const StoredVersion& version, std::shared_ptr<const StoredVersion> with) {
+  const std::lock_guard lock(mutex_);
+  const auto found = committed_.find(version.directory);
+  if (found == committed_.end() || found->second.get() != &version) return false;
+  found->second = std::move(with);
+  return true;
+}
+
 bool StoreState::is_left(const std::filesystem::path& directory) const {
   const std::lock_guard lock(mutex_);
   return left_.contains(directory);

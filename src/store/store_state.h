@@ -74,6 +74,8 @@ class StoreState {
   // Takes a copy off the list. Its files stay, and its directory is busy until it is released.
   // False: it is not listed.
   bool take_off(const StoredVersion& version);
+  // Lists the same copy with another manifest. False: it is not listed.
+  bool replace(const StoredVersion& version, std::shared_ptr<const StoredVersion> with);
   bool is_left(const std::filesystem::path& directory) const;
   // The directories that are left over of older versions of the model.
   std::vector<std::filesystem::path> left_before(const ModelVersion& id) const;
@@ -122,8 +124,9 @@ class StoreState {
 };
 
 // Fills the books from the disk: removes leftovers of publishes, finishes removals, adopts
-// committed copies, counts half-done pulls. What cannot be read is logged, counted and left alone.
-Result<void> scan_store(StoreState& state);
+// committed copies, counts half-done pulls. What cannot be read, or has no trusted signature where
+// it needs one, is logged, counted and left alone.
+Result<void> scan_store(StoreState& state, const PublisherTrust& trust);
 // SegmentStore::set_aside().
 Result<SetAside> set_aside(StoreState& state, const StoredVersion& copy,
                            std::span<const TileIndex> bad);

@@ -9,6 +9,7 @@
 #include "src/base/version.h"
 #include "src/tensor/canonical.h"
 #include "src/tensor/held_tile.h"
+#include "src/tensor/signature_wire.h"
 
 namespace rekindle {
 
@@ -67,9 +68,9 @@ Result<std::vector<PartDigest>> parse_parts(const proto::Manifest& message,
 
 }  // namespace
 
-Result<std::shared_ptr<const Checkpoint>> Checkpoint::create(ModelVersion id, TensorSet tensors,
-                                                             std::vector<Digest> tile_digests,
-                                                             const Digest& root) {
+Result<std::shared_ptr<const Checkpoint>> Checkpoint::create(
+    ModelVersion id, TensorSet tensors, std::vector<Digest> tile_digests, const Digest& root,
+    std::span<const VersionSignature> signatures) {
   TRY_VOID(check_model_name(id.model));
   TRY(TileMap tiles, TileMap::create(tensors));
   if (tile_digests.size() != tiles.tile_count()) {
@@ -81,8 +82,21 @@ Result<std::shared_ptr<const Checkpoint>> Checkpoint::create(ModelVersion id, Te
     return fail(ErrorCode::kCorrupt, "{}: the tile digests hash to {}, not to the root {}",
                 id.to_string(), actual.hex(), root.hex());
   }
-  return std::make_shared<const Checkpoint>(Checkpoint{
-      std::move(id), std::move(tensors), std::move(tiles), std::move(tile_digests), root});
+  auto valid = valid_signatures(signatures, id, root);
+  return std::make_shared<const Checkpoint>(Checkpoint{std::move(id), std::move(tensors),
+                                                       std::move(tiles), std::move(tile_digests),
+                                                       root, std::move(valid)});
+}
+
+std::shared_ptr<const Checkpoint> with_signatures(std::shared_ptr<const Checkpoint> checkpoint,
+                                                  std::span<const VersionSignature> signatures) {
+  auto all = checkpoint->signatures;
+  if (!add_signatures(all, valid_signatures(signatures, checkpoint->id, checkpoint->root))) {
+    return checkpoint;
+  }
+  Checkpoint copy = *checkpoint;
+  copy.signatures = std::move(all);
+  return std::make_shared<const Checkpoint>(std::move(copy));
 }
 
 bool lists_layout(std::span<const Digest> ascending, const Digest& layout) {
@@ -121,6 +135,7 @@ std::string Manifest::serialize() const {
   }
   message.set_part_proofs(part_proofs);
   message.set_part_layouts(std::string(digest_bytes(part_layouts)));
+  *message.mutable_signatures() = to_proto(checkpoint->signatures);
   const std::string body = message.SerializeAsString();
   canonical::Writer out;
   out.raw(kManifestMagic);
@@ -142,7 +157,8 @@ Result<Manifest> Manifest::parse(std::string_view bytes) {
   TRY(auto digests, parse_digests(message.tile_digests()));
   TRY(auto checkpoint,
       Checkpoint::create({message.id().model(), message.id().version()}, std::move(tensors),
-                         std::move(digests), Digest::from_bytes(message.root().value())));
+                         std::move(digests), Digest::from_bytes(message.root().value()),
+                         from_proto(message.signatures())));
   TRY(auto parts, parse_parts(message, *checkpoint, layout));
   TRY(auto part_layouts, parse_digests(message.part_layouts()));
   if (!part_layouts.empty() && !lists_layout(part_layouts, layout.digest())) {

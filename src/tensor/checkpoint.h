@@ -13,6 +13,7 @@
 #include "src/tensor/layout.h"
 #include "src/tensor/tensor_set.h"
 #include "src/tensor/tile.h"
+#include "src/tensor/version_signature.h"
 
 namespace rekindle {
 
@@ -23,13 +24,19 @@ struct Checkpoint {
   TileMap tiles;
   std::vector<Digest> tile_digests;  // one per tile: the leaves of the root
   Digest root;
+  // Valid ones, of the root.
+  std::vector<VersionSignature> signatures = {};
 
   // Checks the count of digests and that, with the id and the tensors, they hash to `root`
-  // (kCorrupt).
-  static Result<std::shared_ptr<const Checkpoint>> create(ModelVersion id, TensorSet tensors,
-                                                          std::vector<Digest> tile_digests,
-                                                          const Digest& root);
+  // (kCorrupt). Leaves out signatures that are not valid.
+  static Result<std::shared_ptr<const Checkpoint>> create(
+      ModelVersion id, TensorSet tensors, std::vector<Digest> tile_digests, const Digest& root,
+      std::span<const VersionSignature> signatures = {});
 };
+
+// The same checkpoint with these signatures as well, where they are valid.
+std::shared_ptr<const Checkpoint> with_signatures(std::shared_ptr<const Checkpoint> checkpoint,
+                                                  std::span<const VersionSignature> signatures);
 
 // Leaves as they travel and lie on disk: one after the other, 32 bytes each. The view is valid as
 // long as the digests.

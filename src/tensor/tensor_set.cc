@@ -106,7 +106,9 @@ bool is_checkpoint_file(std::string_view path) {
     return !part.empty() && !part.starts_with('.') && part.size() <= kMaxPartBytes &&
            part.find('/') == std::string_view::npos;
   };
-  const auto is_odd = [](char c) { return static_cast<std::uint8_t>(c) < 0x20 || c == '\\'; };
+  const auto is_odd = [](char c) {
+    return static_cast<std::uint8_t>(c) < 0x20 || c == 0x7f || c == '\\';
+  };
   const auto slash = path.find('/');
   const auto file = slash == std::string_view::npos ? path : path.substr(slash + 1);
   if (slash != std::string_view::npos && !is_part(path.substr(0, slash))) return false;

@@ -42,7 +42,8 @@ class ExportTest : public store::StoreTest, public ::testing::WithParamInterface
     file.put(static_cast<char>(last ^ 1));
     ASSERT_TRUE(file.flush());
   }
-  void expect_refused(const Result<void>& exported_result) const {
+  template <typename T>
+  void expect_refused(const Result<T>& exported_result) const {
     ASSERT_FALSE(exported_result);
     EXPECT_EQ(exported_result.error().code(), ErrorCode::kCorrupt)
         << exported_result.error().message();
@@ -59,7 +60,7 @@ INSTANTIATE_TEST_SUITE_P(Evidence, ExportTest,
                          });
 
 TEST_P(ExportTest, ACopyThatNobodyTouchedIsExported) {
-  const auto done = export_checkpoint(*copy_, target());
+  const auto done = export_checkpoint(*copy_, target(), false);
   ASSERT_TRUE(done) << done.error().message();
   EXPECT_TRUE(fs::exists(target() / "rekindle.manifest"));
   EXPECT_EQ(store::read_bytes(target() / "config.json"), R"({"model_type":"test"})");
@@ -68,7 +69,7 @@ TEST_P(ExportTest, ACopyThatNobodyTouchedIsExported) {
 
 TEST_P(ExportTest, B8AFileThatWasReplacedAfterTheCommitIsNotExported) {
   replace();
-  const auto done = export_checkpoint(*copy_, target());
+  const auto done = export_checkpoint(*copy_, target(), false);
   expect_refused(done);
   EXPECT_THAT(done.error().message(), HasSubstr("replaced by another file"));
 }
@@ -76,13 +77,13 @@ TEST_P(ExportTest, B8AFileThatWasReplacedAfterTheCommitIsNotExported) {
 TEST_P(ExportTest, B8AFileThatWasWrittenToAfterTheCommitIsNotExported) {
   ::usleep(20'000);  // the clock that stamps files has moved on
   flip(weights());
-  expect_refused(export_checkpoint(*copy_, target()));
+  expect_refused(export_checkpoint(*copy_, target(), false));
 }
 
 TEST_P(ExportTest, B8AFileThatIsReplacedWhileItIsExportedIsNotExported) {
   ASSERT_TRUE(arm_failpoints("export.before_link=hold@1"));
-  Result<void> done;
-  std::thread exporting([&] { done = export_checkpoint(*copy_, target()); });
+  Result<std::vector<std::string>> done;
+  std::thread exporting([&] { done = export_checkpoint(*copy_, target(), false); });
   while (!fs::exists(export_store(target()) / "exporting")) std::this_thread::yield();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   replace();
@@ -93,8 +94,8 @@ TEST_P(ExportTest, B8AFileThatIsReplacedWhileItIsExportedIsNotExported) {
 
 TEST_P(ExportTest, B8AFileThatIsReplacedOnceItIsInItsPlaceIsNotVouchedFor) {
   ASSERT_TRUE(arm_failpoints("export.after_weights=hold@1"));
-  Result<void> done;
-  std::thread exporting([&] { done = export_checkpoint(*copy_, target()); });
+  Result<std::vector<std::string>> done;
+  std::thread exporting([&] { done = export_checkpoint(*copy_, target(), false); });
   while (!fs::exists(exported())) std::this_thread::yield();
   const fs::path other = temp_.path() / "other";
   store::write_bytes(other, "mine");

@@ -16,9 +16,9 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 constexpr const char* kCommands[] = {
-    "coordinator", "agent", "publish", "pull",   "status",  "inspect",    "verify",
-    "retire",      "bench", "topo",    "doctor", "drain",   "completion", "version",
-    "update",      "demo",  "man",     "config", "release", "switch",     "certs"};
+    "coordinator", "agent",  "publish", "pull",   "status",     "inspect", "verify", "retire",
+    "bench",       "topo",   "doctor",  "drain",  "completion", "version", "update", "demo",
+    "man",         "config", "release", "switch", "certs",      "keys"};
 
 MATCHER(IsOneLine, "is one line") {
   return !arg.empty() && arg.back() == '\n' && std::ranges::count(arg, '\n') == 1;

@@ -131,5 +131,103 @@ TEST(Export, S8NothingIsWrittenThroughSymbolicLinks) {
   EXPECT_FALSE(fs::exists(mine / "config.json"));
 }
 
+// A checkpoint of a stranger, and the directories into which it is pulled.
+class HostileCheckpoint : public ::testing::Test {
+ protected:
+  HostileCheckpoint() {
+    fleet_.start_agent("a");
+    make_checkpoint(fleet_.dir("model"), 2, 1024, 5);
+  }
+  void write(const std::string& name, const std::string& content) {
+    write_file(fleet_.dir("model") / name, content);
+  }
+  std::vector<std::string> pull_words(std::vector<std::string> more = {}) {
+    std::vector<std::string> words = {"pull", "m@1",        "--from", fleet_.agent("a").control,
+                                      "--to", out_.string()};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+
+  Fleet fleet_;
+  const fs::path out_ = fleet_.dir("out");
+  const fs::path mine_ = fleet_.dir("mine");
+};
+
+TEST_F(HostileCheckpoint, ItsCodeIsWrittenOnlyIfThatIsAllowed) {
+  write("evil.py", "import os");
+  write("1_Pooling/evil.py", "import os");
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  const auto pulled = fleet_.run_command(pull_words());
+  ASSERT_EQ(pulled.exit_code, 0) << pulled.err;
+  EXPECT_THAT(pulled.json["left_out"],
+              ::testing::UnorderedElementsAre("evil.py", "1_Pooling/evil.py"));
+  EXPECT_FALSE(fs::exists(out_ / "evil.py"));
+  EXPECT_FALSE(fs::exists(out_ / "1_Pooling"));
+  const auto allowed = fleet_.run_command(pull_words({"--allow-code"}));
+  ASSERT_EQ(allowed.exit_code, 0) << allowed.err;
+  EXPECT_TRUE(allowed.json["left_out"].empty());
+  EXPECT_EQ(read_file(out_ / "evil.py"), "import os");
+  EXPECT_EQ(read_file(out_ / "1_Pooling/evil.py"), "import os");
+  const auto permissions = fs::status(out_ / "evil.py").permissions();
+  const auto execute = fs::perms::owner_exec | fs::perms::group_exec | fs::perms::others_exec;
+  EXPECT_EQ(permissions & execute, fs::perms::none);
+}
+
+TEST_F(HostileCheckpoint, HiddenFilesScriptsAndNamesWithControlCharactersDoNotTravel) {
+  for (const char* name : {".bashrc", ".ssh/authorized_keys", ".config.json", "a/.hidden.json",
+                           "run.sh", "a/b/deep.json", "two\nlines.json", "\x1b[2J.json"}) {
+    write(name, "evil");
+  }
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  const auto pulled = fleet_.run_command(pull_words());
+  ASSERT_EQ(pulled.exit_code, 0) << pulled.err;
+  std::vector<std::string> names;
+  for (const auto& item : fs::recursive_directory_iterator(out_)) {
+    names.push_back(item.path().filename().string());
+  }
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("config.json", "model.safetensors",
+                                                     "rekindle.manifest"));
+}
+
+TEST_F(HostileCheckpoint, TwoNamesThatDifferInCaseOnlyAreRefused) {
+  write("Config.json", "{}");
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  const auto refused = fleet_.run_command(pull_words());
+  EXPECT_EQ(refused.exit_code, 2) << refused.err;
+  EXPECT_THAT(refused.err, ::testing::HasSubstr("'Config.json' and 'config.json'"));
+  EXPECT_FALSE(fs::exists(out_ / "rekindle.manifest"));
+}
+
+TEST_F(HostileCheckpoint, ALinkThatIsPutInItsPlaceDuringThePullIsNotFollowed) {
+  write("1_Pooling/config.json", "{}");
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  fs::create_directory(mine_);
+  Spawn spawn = fleet_.command(pull_words());
+  spawn.env = {{"REKINDLE_FAILPOINTS", "export.after_weights=sleep:2000"}};
+  Process pulling(std::move(spawn));
+  ASSERT_TRUE(eventually([&] { return fs::exists(out_ / "model.safetensors"); }));
+  fs::create_directory_symlink(mine_, out_ / "1_Pooling");
+  const auto ended = pulling.wait();
+  ASSERT_TRUE(ended);
+  EXPECT_EQ(ended->code, 7) << pulling.err();
+  EXPECT_THAT(pulling.err(), ::testing::HasSubstr("1_Pooling is a symbolic link"));
+  EXPECT_TRUE(fs::is_empty(mine_));
+  fs::remove(out_ / "1_Pooling");
+  const auto again = fleet_.run_command(pull_words());
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), out_), "");
+}
+
+TEST_F(HostileCheckpoint, ADirectoryWhoseInnerStoreIsALinkIsRefused) {
+  fleet_.publish("a", "m@1", fleet_.dir("model"));
+  fs::create_directory(mine_);
+  fs::create_directory(out_);
+  fs::create_directory_symlink(mine_, out_ / ".rekindle");
+  const auto refused = fleet_.run_command(pull_words());
+  EXPECT_EQ(refused.exit_code, 7);
+  EXPECT_THAT(refused.err, ::testing::HasSubstr(".rekindle is a symbolic link"));
+  EXPECT_TRUE(fs::is_empty(mine_));
+}
+
 }  // namespace
 }  // namespace rekindle::testing

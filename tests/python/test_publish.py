@@ -116,6 +116,7 @@ def test_the_same_bytes_again_are_fine_and_others_are_denied(fleet, store):
     ({"w": torch.eye(3).to_sparse()}, "'w' is not a dense tensor"),
     ({"w": torch.zeros(2, dtype=torch.complex128)}, "complex128"),
     ({"w": numpy.array(["x"])}, "'w': numpy's <U1"),
+    ({"__rekindle_file__/evil.py": torch.zeros(1)}, "kept for small files"),
     ({"n\0": torch.zeros(1)}, "NUL")])
 def test_what_cannot_be_published_is_named(fleet, store, source, said):
     with pytest.raises(rekindle.InvalidError, match=said):

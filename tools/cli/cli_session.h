@@ -111,6 +111,7 @@ void add_audit(Command& app, Session& session);
 void add_version(Command& app, Session& session);
 void add_device_process(Command& app, Session& session);
 void add_keeper(Command& app, Session& session);
+void add_keys(Command& app, Session& session);
 
 struct BuildInfo {
   std::string version, compiler, build_type;

@@ -52,6 +52,7 @@ struct CheckpointView {
   // Of a copy in a store only.
   std::optional<ModelVersion> id;
   std::optional<Digest> root;
+  std::vector<VersionSignature> signatures;
   // It has every tensor of the checkpoint, completely.
   bool whole = true;
 };
@@ -90,6 +91,7 @@ Result<CheckpointView> view_store_copy(const std::filesystem::path& path) {
   view.kind = "store copy";
   view.id = version.manifest.checkpoint->id;
   view.root = version.manifest.checkpoint->root;
+  view.signatures = version.manifest.checkpoint->signatures;
   add_layout(version.manifest.checkpoint->tensors, version.manifest.layout, view);
   return view;
 }
@@ -157,7 +159,10 @@ Json checkpoint_json(const CheckpointView& view) {
     result["model"] = view.id->model;
     result["version"] = view.id->version;
   }
-  if (view.root) result["root"] = view.root->hex();
+  if (view.root) {
+    result["root"] = view.root->hex();
+    result["signers"] = signers_json(view.signatures);
+  }
   result["tensor_set"] = view.tensor_set.hex();
   result["layout"] = view.layout.hex();
   result["whole"] = view.whole;
@@ -202,6 +207,7 @@ void print_view(const CheckpointView& view) {
   for (const std::string& name : view.extras) extras += (extras.empty() ? "" : ", ") + name;
   if (!extras.empty()) print_line("with        " + printable(extras));
   if (view.root) print_line("root        " + view.root->hex());
+  if (!view.signatures.empty()) print_line("signed by   " + describe_signers(view.signatures));
   print_line("tensor set  " + view.tensor_set.hex());
   print_line("layout      " + view.layout.hex());
 }
@@ -242,6 +248,7 @@ Result<int> verify(const Settings& settings, const std::string& path) {
                 {"model", checkpoint.id.model},
                 {"version", checkpoint.id.version},
                 {"root", checkpoint.root.hex()},
+                {"signers", signers_json(checkpoint.signatures)},
                 {"layout", version.manifest.layout.digest().hex()},
                 {"bytes", bytes},
                 {"elapsed_ms", elapsed * 1e3}});
@@ -250,6 +257,7 @@ Result<int> verify(const Settings& settings, const std::string& path) {
                            checkpoint.id.to_string(), format_bytes(bytes), elapsed,
                            format_rate(static_cast<double>(bytes) / std::max(elapsed, 1e-3)),
                            checkpoint.root.hex()));
+    print_signers(checkpoint.signatures);
   }
   return kExitOk;
 }

@@ -5,11 +5,13 @@
 
 #include "proto/coordinator.pb.h"
 #include "src/base/units.h"
+#include "src/store/segment_store.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress_view.h"
+#include "tools/cli/publisher_keys.h"
 #include "tools/cli/remote.h"
 
 namespace rekindle::cli {
@@ -20,7 +22,21 @@ struct PublishArgs {
   std::vector<std::string> paths;
   std::optional<std::uint32_t> replicas;
   std::string otlp;
+  std::string sign_key;
 };
+
+// Read here, because a signature that covered what another process says would prove nothing.
+Result<Digest> root_to_sign(const Settings& settings, const agent::PublishRequest& request) {
+  ProgressView view("sign", ProgressView::style_for_stderr(settings.quiet));
+  return store::root_of_files(request.id, request.paths, [&](const store::PublishProgress& done) {
+    pull::Progress progress;
+    progress.phase = "sign";
+    progress.id = request.id;
+    progress.bytes_done = done.bytes_done;
+    progress.bytes_total = done.bytes_total;
+    view.update(progress);
+  });
+}
 
 Result<int> publish(const Settings& settings, const PublishArgs& args) {
   agent::PublishRequest request;
@@ -34,6 +50,11 @@ Result<int> publish(const Settings& settings, const PublishArgs& args) {
   request.replicas = args.replicas;
   TRY(auto traced, begin_span("rekindle publish", args.otlp));
   request.trace = traced.span.context();
+  if (!args.sign_key.empty()) {
+    TRY(const auto key, read_sign_key(args.sign_key));
+    TRY(const Digest root, root_to_sign(settings, request));
+    request.signatures = {sign_version(key, request.id, root)};
+  }
   agent::LocalAgentOptions options = local_agent_options(settings);
   options.tracer = &traced.tracing->tracer;
   auto opened = agent::open_local_agent(options);
@@ -64,6 +85,7 @@ Result<int> publish(const Settings& settings, const PublishArgs& args) {
                   format_rate(static_cast<double>(summary.bytes) / std::max(elapsed, 1e-3))));
   print_line(fmt::format("  root {}", summary.root.hex()));
   print_line(fmt::format("  at   {}", printable(summary.path.string())));
+  print_signers(summary.signatures);
   if (settings.coordinator.empty() && host->embedded()) {
     print_line("  kept in the local store only: no agent runs here and no --coordinator was given");
   }
@@ -160,6 +182,10 @@ void add_publish(Command& app, Session& session) {
              "coordinator's --replicas]")
       .type_name("R")
       .between(0u, 1024u);
+  sub.option("--sign-key", args->sign_key,
+             "Sign the version with this Ed25519 key (`rekindle keys new`), for those who trust\n"
+             "only some publishers; reads the files once more [unsigned]")
+      .type_name("FILE");
   add_otlp_option(sub, args->otlp);
   sub.runs(session, "publish", [&session, args] { return publish(session.settings, *args); });
 }

@@ -10,6 +10,7 @@
 #include "tools/cli/command_line.h"
 #include "tools/cli/output.h"
 #include "tools/cli/progress_view.h"
+#include "tools/cli/publisher_keys.h"
 
 namespace rekindle::cli {
 namespace {
@@ -17,8 +18,9 @@ namespace {
 struct PullArgs {
   std::string ref;
   std::string to, shard, spec, tensors, transport, fallback, root, otlp, source_timeout;
-  std::vector<std::string> from;
+  std::vector<std::string> from, trust;
   bool dry_run = false;
+  bool allow_code = false;
   transport::verbs::FabricOptions fabric;
   bool encrypt = false;
 };
@@ -61,6 +63,8 @@ Result<agent::PullRequest> to_request(PullArgs args) {
       return fail(ErrorCode::kInvalid, "--source-timeout 0: no source could ever send a byte");
     }
   }
+  TRY(request.trust, read_trust(args.trust));
+  request.allow_code = args.allow_code;
   if (!args.to.empty()) request.to = std::filesystem::absolute(args.to);
   if (!args.fallback.empty()) {
     std::error_code error;
@@ -121,7 +125,14 @@ void print_summary(const pull::TransferSummary& summary) {
                          elapsed, format_rate(static_cast<double>(summary.bytes) / elapsed)));
   print_line(fmt::format("  root {}", summary.root.hex()));
   print_line(fmt::format("  into {}", printable(summary.path.string())));
+  print_signers(summary.signatures);
   if (!summary.sources.empty()) print_line("  from " + describe_sources(summary.sources));
+  if (!summary.left_out.empty()) {
+    std::string names;
+    for (const auto& name : summary.left_out) names += (names.empty() ? "" : ", ") + name;
+    print_line(fmt::format("  left out {}: code that the checkpoint brings; --allow-code writes it",
+                           printable(names)));
+  }
   if (summary.resumed_bytes > 0) {
     print_line(fmt::format("  {} were here already", format_bytes(summary.resumed_bytes)));
   }
@@ -162,6 +173,8 @@ Result<int> run_pull(Session& session, const PullArgs& args) {
     traced.span.end(pulled);
     if (!pulled) return fail(std::move(pulled).error());
     summary = std::move(*pulled);
+    // An agent of an older release does not know the option.
+    TRY_VOID(request.trust.check(summary.id, summary.root, summary.signatures));
   }
   if (settings.json) {
     Json report = to_json(summary);
@@ -186,6 +199,8 @@ void add_pull(Command& app, Session& session) {
   auto args = std::make_shared<PullArgs>();
   sub.option("MODEL[@VERSION]", args->ref, "e.g. qwen3@41; without version: the newest");
   sub.option("--to", args->to, "Make a complete checkpoint directory here").type_name("DIR");
+  sub.flag("--allow-code", args->allow_code,
+           "With --to: also write *.py files, which engines with trust_remote_code run [left out]");
   CommandOption shard =
       sub.option("--shard", args->shard,
                  "One rank's part: tp=R/N, pp=R/N, ep=R/N or several: tp=3/8,pp=0/2")
@@ -200,6 +215,7 @@ void add_pull(Command& app, Session& session) {
              "Only the version with this root, as publish prints it; no source and no coordinator\n"
              "has to be trusted then")
       .type_name("HEX");
+  add_trust_option(sub, args->trust);
   sub.option("--from", args->from,
              "Pull straight from these agents, without a coordinator; repeat or separate by "
              "commas")

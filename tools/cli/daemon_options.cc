@@ -17,6 +17,7 @@
 #include "src/bucket/bucket_plan.h"
 #include "src/store/numa.h"
 #include "tools/cli/arguments.h"
+#include "tools/cli/publisher_keys.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/verbs/host/topology.h"
 
@@ -241,6 +242,7 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
   options.replicas = args.replicas;
   problems.take("recopy-rate", options.recopy_bytes_per_second,
                 parse_size("--recopy-rate", args.recopy_rate));
+  problems.take("trust-publisher", options.trust, read_trust(args.trust));
   options.metrics = args.metrics;
   options.otlp = args.otlp;
   if (!args.rights.empty()) {
@@ -283,6 +285,10 @@ agent::AgentOptions agent_options(const Settings& settings, const AgentArgs& arg
   if (args.gpu_direct != "auto" && args.gpu_direct != "off") {
     problems.check("gpu-direct",
                    fail(ErrorCode::kInvalid, "--gpu-direct {}: auto or off", args.gpu_direct));
+  }
+  problems.take("trust-publisher", options.publishers.trust, read_trust(args.trust));
+  if (!args.sign_key.empty()) {
+    problems.take("sign-key", options.publishers.sign_key, read_sign_key(args.sign_key));
   }
   options.rdma.gpu_direct = args.gpu_direct == "auto";
   for (const auto& user : args.allow_uids) {
@@ -352,6 +358,7 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
   sub.option("--recopy-rate", args.recopy_rate,
              "Bytes per second that a copy made for --replicas may take; 0 = no cap [256MiB]")
       .type_name("SIZE");
+  add_trust_option(sub, args.trust);
   sub.option("--metrics", args.metrics,
              "Address at which Prometheus scrapes GET /metrics, also of a coordinator that stands\n"
              "by; anyone who reaches it may read [none]")
@@ -446,6 +453,11 @@ void add_agent_options(Command& sub, AgentArgs& args) {
              "[own user]")
       .type_name("USER")
       .delimiter(',');
+  add_trust_option(sub, args.trust);
+  sub.option("--sign-key", args.sign_key,
+             "Sign what workers of this host publish with this Ed25519 key (`rekindle keys new`)\n"
+             "[unsigned]")
+      .type_name("FILE");
   sub.option("--scrub", args.scrub,
              "How often each copy is read again in the background, at 1 % of a core, to find\n"
              "bytes that went wrong in memory; off: never [24h]")

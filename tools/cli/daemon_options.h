@@ -74,6 +74,7 @@ struct CoordinatorArgs {
   std::string http;
   std::string rights;
   std::string audit;
+  std::vector<std::string> trust;
 };
 
 struct AgentArgs {
@@ -88,6 +89,8 @@ struct AgentArgs {
   std::string resident_scrub = "60s";
   std::string scrub = "24h";
   std::vector<std::string> allow_uids;
+  std::vector<std::string> trust;
+  std::string sign_key;
   std::string numa = "auto";
   std::string gpu = "auto";
   std::string gpu_bucket;

@@ -174,13 +174,14 @@ int run_main(int argc, char** argv) {
   session.words.assign(argv + 1, argv + argc);
   Command root(app);
   for (const auto add :
-       {add_demo,   add_coordinator, add_agent,      add_publish,        add_pull,
-        add_update, add_run,         add_wait_ready, add_artifacts,      add_status,
-        add_top,    add_events,      add_trace,      add_explain,        add_inspect,
-        add_verify, add_retire,      add_release,    add_switch,         add_drain,
-        add_drill,  add_bench,       add_topo,       add_doctor,         add_support_bundle,
-        add_config, add_completion,  add_man,        add_certs,          add_whoami,
-        add_auth,   add_audit,       add_version,    add_device_process, add_keeper}) {
+       {add_demo,   add_coordinator, add_agent,      add_publish,   add_pull,
+        add_update, add_run,         add_wait_ready, add_artifacts, add_status,
+        add_top,    add_events,      add_trace,      add_explain,   add_inspect,
+        add_verify, add_retire,      add_release,    add_switch,    add_drain,
+        add_drill,  add_bench,       add_topo,       add_doctor,    add_support_bundle,
+        add_config, add_completion,  add_man,        add_certs,     add_whoami,
+        add_auth,   add_keys,        add_audit,      add_version,   add_device_process,
+        add_keeper}) {
     add(root, session);
   }
   // After the subcommands, which would inherit it.

@@ -132,6 +132,16 @@ Json sources_json(const std::vector<pull::SourceLine>& sources) {
 
 }  // namespace
 
+Json signers_json(std::span<const VersionSignature> signatures) {
+  Json ids = Json::array();
+  for (const auto& one : signatures) ids.push_back(crypto::key_id(one.public_key));
+  return ids;
+}
+
+void print_signers(std::span<const VersionSignature> signatures) {
+  if (!signatures.empty()) print_line("  signed by " + describe_signers(signatures));
+}
+
 Json to_json(const pull::TransferSummary& summary) {
   Json phases = Json::object();
   for (const pull::Phase& phase : summary.phases) {
@@ -151,6 +161,8 @@ Json to_json(const pull::TransferSummary& summary) {
           {"elapsed_ms", summary.elapsed.count()},
           {"bytes_per_second", elapsed > 0 ? static_cast<double>(summary.bytes) / elapsed : 0.0},
           {"phases_ms", phases},
+          {"signers", signers_json(summary.signatures)},
+          {"left_out", summary.left_out},
           {"sources", sources_json(summary.sources)}};
 }
 

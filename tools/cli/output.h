@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -8,6 +9,7 @@
 
 #include "recovery/pull/pull_types.h"
 #include "src/base/result.h"
+#include "src/tensor/version_signature.h"
 
 namespace rekindle::cli {
 
@@ -42,6 +44,10 @@ bool terminal(int fd);
 // 80 when it is not a terminal.
 std::size_t terminal_width(int fd);
 
+// The ids of the keys.
+Json signers_json(std::span<const VersionSignature> signatures);
+// "  signed by 1a2b3c4d"; nothing without signatures.
+void print_signers(std::span<const VersionSignature> signatures);
 Json to_json(const pull::TransferSummary& summary);
 Json to_json(const pull::PlanSummary& plan);
 Json to_json(const Error& error);

@@ -5,6 +5,7 @@
 
 #include "recovery/rpc/convert.h"
 #include "src/base/units.h"
+#include "src/crypto/signing_key.h"
 
 namespace rekindle::cli {
 namespace {
@@ -43,6 +44,13 @@ Json holding_json(const proto::Holding& holding) {
           {"complete", holding.complete()},
           {"whole", holding.whole()},
           {"held_tiles", holding.complete() ? Json() : Json(held_tiles(holding.held()))}};
+}
+
+template <typename Keys>
+Json key_ids(const Keys& keys) {
+  Json result = Json::array();
+  for (const auto& key : keys) result.push_back(crypto::key_id(key));
+  return result;
 }
 
 template <typename Ids>
@@ -227,6 +235,7 @@ Json to_json(const proto::ClusterStatusResponse& status) {
                         {"version", version.id().version()},
                         {"state", version.state()},
                         {"root", hex(version.root())},
+                        {"signers", key_ids(version.signers())},
                         {"checkpoint_bytes", version.checkpoint_bytes()},
                         {"whole_copies", version.whole_copies()},
                         {"replicas", version.replicas()},

@@ -62,6 +62,17 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
                     holding.id.to_string(), known->root.hex(), holding.root.hex()),
         false);
   }
+  const bool is_new = known == nullptr && holding.counts();
+  std::vector<VersionSignature> signatures = std::exchange(holding.signatures, {});
+  if (is_new || known != nullptr) {
+    signatures = fleet_.signers.admit(holding.id, holding.root, signatures);
+  }
+  if (is_new) {
+    auto trusted = fleet_.signers.check(holding.id, holding.root, signatures);
+    // Its bytes are not wrong, so the node keeps the copy. A publisher may sign it later.
+    if (!trusted) return leave_out(trusted.error().message(), true);
+  }
+  if (known != nullptr) fleet_.signers.keep(holding.id, holding.root, signatures);
   // A verified copy claims its version where the table does not know it: state was lost, or it was
   // published while no coordinator ran. So does one that knows the parts of a version, of which the
   // table has none. A version below the watermark counts as retired instead, and its holder is told
@@ -84,6 +95,7 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
   if (!claimed.answer && claimed.commit == 0) {
     return leave_out(claimed.answer.error().message(), true);
   }
+  fleet_.signers.keep(holding.id, holding.root, std::move(signatures));
   // Until the claim is durable the node keeps its earlier holding of the same root.
   if (const auto had = before.find(key);
       had != before.end() && had->second.root == holding.root && !holdings.all().contains(key)) {

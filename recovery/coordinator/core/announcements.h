@@ -14,7 +14,8 @@ namespace rekindle::coordinator {
 struct AnnounceConflict {
   ModelVersion id;
   std::string why;
-  // The root is no problem: the claim could not be made durable now. Announce it again later.
+  // The root is no problem: the claim could not be made durable now, or no trusted publisher has
+  // signed it yet. Announce it again later.
   bool again = false;
 };
 struct Announced {

@@ -33,7 +33,10 @@ CommitNumber Core::committed(CommitNumber number, bool durable, TimePoint now) {
   const DurableTable::Ended ended = fleet_.table.committed(number, durable);
   fleet_.catalog.changed(ended.changed);
   announcements_.batch_ended(durable);
-  for (const ModelVersion& id : ended.changed) readiness_.mark(id);
+  for (const ModelVersion& id : ended.changed) {
+    readiness_.mark(id);
+    if (fleet_.catalog.is_retired(id)) fleet_.signers.forget(id);
+  }
   return ended.through;
 }
 
@@ -160,6 +163,10 @@ Durably<std::uint64_t> Core::publish(const std::string& node_id, const Incarnati
   if (auto within = open_claims_.check(publication.claimant, publication.id); !within) {
     return {fail(std::move(within).error())};
   }
+  auto signatures = fleet_.signers.admit(publication.id, publication.root, publication.signatures);
+  if (auto trusted = fleet_.signers.check(publication.id, publication.root, signatures); !trusted) {
+    return {fail(std::move(trusted).error())};
+  }
   // Agents whose ranks have the same boxes have the same layout.
   std::set<Digest> parts(publication.parts.begin(), publication.parts.end());
   Durably<void> claimed = fleet_.catalog.claim({publication.id,
@@ -172,6 +179,7 @@ Durably<std::uint64_t> Core::publish(const std::string& node_id, const Incarnati
                                                 {parts.begin(), parts.end()}});
   if (!claimed.answer) return {fail(std::move(claimed.answer).error()), claimed.commit};
   open_claims_.add(publication.claimant, publication.id);
+  fleet_.signers.keep(publication.id, publication.root, std::move(signatures));
   return {fleet_.epoch(), claimed.commit};
 }
 

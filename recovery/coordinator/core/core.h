@@ -67,6 +67,7 @@ struct Publication {
   std::vector<Digest> parts = {};
   // See OpenClaims.
   std::string claimant = {};
+  std::vector<VersionSignature> signatures = {};
 };
 
 // The coordinator as a deterministic state machine: every call takes the time and returns its
@@ -93,6 +94,7 @@ class Core {
   void tick(TimePoint now);
   // Other limits of pulls and copies, from here on. The sizes of tables stay.
   void set_limits(const Limits& limits) { fleet_.limits = limits; }
+  void trust(PublisherTrust trust) { fleet_.signers.trust(std::move(trust)); }
 
   // With a commit the epoch is being raised first: when that is durable, call again.
   Durably<Registered> enroll(const NodeInfo& info, const std::string& failure_domain,

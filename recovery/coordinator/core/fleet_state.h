@@ -8,6 +8,7 @@
 #include "recovery/coordinator/core/durable_table.h"
 #include "recovery/coordinator/core/membership.h"
 #include "recovery/coordinator/core/types.h"
+#include "recovery/coordinator/core/version_signers.h"
 
 namespace rekindle::coordinator {
 
@@ -64,6 +65,7 @@ struct FleetState {
   Limits limits;
   DurableTable table;
   Catalog catalog{table};
+  VersionSigners signers;
   Membership members{timing, limits.max_members};
   GracePeriod grace{timing.dead_after};
 };

@@ -13,6 +13,7 @@
 #include "recovery/coordinator/core/types.h"
 #include "src/base/digest.h"
 #include "src/base/ids.h"
+#include "src/tensor/version_signature.h"
 
 namespace rekindle::coordinator {
 
@@ -44,6 +45,8 @@ struct Holding {
   std::uint32_t checkpoint_tiles = 0;
   // Of a joint publication: see DurableVersion::parts. Empty: the node does not say.
   std::vector<Digest> part_layouts = {};
+  // As the node sends them. VersionSigners keeps the valid ones, once for all holders.
+  std::vector<VersionSignature> signatures = {};
 
   // In memory.
   std::size_t size_bytes() const {

@@ -47,6 +47,7 @@ Result<OpenedPull> PullLeases::open(const OpenPullRequest& request, TimePoint no
   OpenedPull opened;
   opened.id = id;
   opened.version = version;
+  opened.signatures = fleet_.signers.of(id, version.root);
   opened.epoch = fleet_.epoch();
   opened.lease = fleet_.timing.pull_lease;
   auto offers = selection_.offer(pull, fair_count(pull, /*runs=*/false, now), now);

@@ -17,6 +17,7 @@ struct OpenedPull {
   PullId pull_id;
   ModelVersion id;
   DurableVersion version;
+  std::vector<VersionSignature> signatures;
   std::uint64_t epoch = 0;
   Duration lease{};
   // Empty without `retry_after`: the puller has all of it itself.
