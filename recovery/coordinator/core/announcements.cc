@@ -84,14 +84,17 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
     holdings.put(std::move(holding));
     return;
   }
-  if (auto may = may_claim_ ? may_claim_(member, holding) : Result<void>(); !may) {
+  // The signature of a trusted publisher is as good as the member's own right.
+  const bool vouched = is_new && fleet_.signers.demands(holding.id.model);
+  if (auto may = may_claim_ && !vouched ? may_claim_(member, holding) : Result<void>(); !may) {
     if (known == nullptr) return leave_out(may.error().message(), true);
     holdings.put(std::move(holding));
     return;
   }
-  const Durably<void> claimed = fleet_.catalog.claim(
-      {holding.id, holding.root, holding.tensor_set, holding.checkpoint_bytes,
-       /*published=*/false, /*ready=*/holding.whole, /*replicas=*/{}, holding.part_layouts});
+  const Durably<void> claimed =
+      fleet_.catalog.claim({holding.id, holding.root, holding.tensor_set, holding.checkpoint_bytes,
+                            /*published=*/false, vouched, /*ready=*/holding.whole, /*replicas=*/{},
+                            holding.part_layouts});
   if (!claimed.answer && claimed.commit == 0) {
     return leave_out(claimed.answer.error().message(), true);
   }

@@ -37,13 +37,13 @@ Durably<void> Catalog::claim(const Claim& claim) {
   }
   const bool revives = known && claim.published && known->retiring;
   DurableVersion next{claim.root, claim.tensor_set, claim.checkpoint_bytes};
-  next.announced = !claim.published;
+  next.announced = !claim.published && !claim.vouched;
   if (known && !revives) next = *known;
   if (known) {
     next.replicas = known->replicas;
     next.parts = known->parts;
   }
-  if (claim.published) next.announced = false;
+  if (claim.published || claim.vouched) next.announced = false;
   if (claim.replicas) next.replicas = claim.replicas;
   if (!claim.parts.empty()) next.parts = claim.parts;
   if (claim.ready && !next.retiring) next.ready = true;

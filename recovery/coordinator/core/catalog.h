@@ -24,6 +24,8 @@ class Catalog {
     std::uint64_t checkpoint_bytes = 0;
     // By its publisher, which also brings a retired version back. Otherwise a member announces it.
     bool published = false;
+    // A trusted publisher has signed it: an announcement is as good as its claim.
+    bool vouched = false;
     // The claimant holds a whole copy.
     bool ready = false;
     std::optional<std::uint32_t> replicas = {};

@@ -174,6 +174,7 @@ Durably<std::uint64_t> Core::publish(const std::string& node_id, const Incarnati
                                                 publication.tensor_set,
                                                 publication.checkpoint_bytes,
                                                 /*published=*/true,
+                                                /*vouched=*/false,
                                                 /*ready=*/false,
                                                 publication.replicas,
                                                 {parts.begin(), parts.end()}});

@@ -31,7 +31,9 @@ class VersionSigners {
     add_signatures(all, valid_signatures(unseen, id, root));
     return all;
   }
-  // kDenied: the version needs a signature of a trusted publisher, and has none.
+  // Whether versions of the model need a signature of a trusted publisher.
+  bool demands(const std::string& model) const { return trust_.covers(model); }
+  // kDenied: the version needs such a signature, and has none.
   Result<void> check(const ModelVersion& id, const Digest& root,
                      const std::vector<VersionSignature>& signatures) const {
     return trust_.check(id, root, signatures);
