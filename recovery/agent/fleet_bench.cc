@@ -132,7 +132,7 @@ Task<Result<proto::DrillResponse>> FleetBench::answer(rpc::Peer peer, proto::Dri
 
 Task<Result<proto::DrillResponse>> FleetBench::open(rpc::Peer peer,
                                                     proto::DrillRequest::OpenBench request) {
-  CO_TRY_VOID(sessions_.check_room());
+  CO_TRY_VOID(sessions_.check_room(peer));
   // Pullers need the other places.
   if (lent_.use_count() >= kMostReaders) {
     co_return fail(ErrorCode::kExhausted,

@@ -233,9 +233,11 @@ Result<proto::OpenSessionResponse> PeerSessions::open_readable(
   TRY(auto response, offer(session, transports));
   add_region(response, readable.key, readable.bytes);
   log::info("session.open", "puller", peer.node_id, "address", peer.address, "reads", "no copy");
-  sessions_[session.token] = {
-      connection_of(peer),  {}, peer.node_id, false, std::move(readable.memory),
-      rpc::budget_key(peer)};
+  sessions_[session.token] = {.connection = connection_of(peer),
+                              .copy = {},
+                              .puller = peer.node_id,
+                              .memory = std::move(readable.memory),
+                              .budget_key = rpc::budget_key(peer)};
   parts_.registry.admit(std::move(session));
   return response;
 }

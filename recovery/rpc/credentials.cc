@@ -91,6 +91,15 @@ Result<std::vector<std::string>> read_secrets(const std::string& path) {
   return secrets;
 }
 
+Result<std::string> read_secret(const std::string& path) {
+  TRY(const std::vector<std::string> secrets, read_secrets(path));
+  if (secrets.size() > 1) {
+    return fail(ErrorCode::kInvalid, "the file {} has {} lines, one is wanted", path,
+                secrets.size());
+  }
+  return secrets.empty() ? std::string() : secrets.front();
+}
+
 SharedKey::SharedKey(std::string_view secret)
     : key(crypto::hmac_sha256(secret, "rekindle tls key v1")) {
   const std::string digest = crypto::hmac_sha256(secret, "rekindle key id v1");

@@ -33,6 +33,8 @@ struct CredentialOptions {
 // Reads a file of mode 0600 with 16 to 4096 bytes. Each line is a secret of at least 16 bytes
 // without surrounding white space. A third one is an error. Returns none for an empty path.
 Result<std::vector<std::string>> read_secrets(const std::string& path);
+// The same of a file with one secret. Returns "" for an empty path.
+Result<std::string> read_secret(const std::string& path);
 
 // kDenied: others may read the open file. `what` names it.
 Result<void> check_private_file(int fd, const std::string& what);

@@ -26,7 +26,7 @@ Result<std::unique_ptr<Remote>> ask_coordinator(const Settings& settings) {
   return Remote::create(settings, settings.coordinator);
 }
 
-Json to_json(const proto::Right& right) {
+Json json_of(const proto::Right& right) {
   return {{"principals", right.principals()}, {"verbs", right.verbs()}, {"models", right.models()}};
 }
 
@@ -45,7 +45,7 @@ Result<int> whoami(const Settings& settings) {
   TRY(const auto seen, daemon->call<proto::WHOAMI>({}));
   if (settings.json) {
     Json rights = Json::array();
-    for (const auto& right : seen.rights()) rights.push_back(to_json(right));
+    for (const auto& right : seen.rights()) rights.push_back(json_of(right));
     print_json({{"role", seen.role()},
                 {"node", seen.node_id()},
                 {"address", seen.address()},

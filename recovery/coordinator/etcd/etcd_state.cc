@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "recovery/rpc/grants.h"
+#include "recovery/rpc/credentials.h"
 #include "src/base/log.h"
 
 namespace rekindle::coordinator::etcd {

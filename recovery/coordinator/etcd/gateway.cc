@@ -6,7 +6,7 @@
 
 #include <openssl/evp.h>
 
-#include "recovery/rpc/grants.h"
+#include "recovery/rpc/credentials.h"
 #include "src/base/clock.h"
 
 namespace rekindle::coordinator::etcd {
