@@ -16,8 +16,8 @@ class CopiesOfAHost : public store::StoreTest {
  protected:
   void SetUp() override {
     StoreTest::SetUp();
-    parts_.emplace(
-        AgentParts{identity_, *store_, pool_, pool_, registry_, served_, link_, readers_});
+    parts_.emplace(AgentParts{identity_, *store_, pool_, pool_, registry_, served_, link_, readers_,
+                              publishers_});
     serving_.emplace(loop_.executor(), *parts_,
                      [this](const ModelVersion& id) { return retirement_->is_retiring(id); });
     retirement_.emplace(
@@ -55,6 +55,7 @@ class CopiesOfAHost : public store::StoreTest {
   ServedVersions served_{registry_};
   CoordinatorLink link_{loop_.executor(), identity_, grant_clock_, ""};
   VersionReaders readers_;
+  const PublisherKeys publishers_;
   std::optional<AgentParts> parts_;
   std::optional<PartialSources> serving_;
   std::optional<VersionRetirement> retirement_;

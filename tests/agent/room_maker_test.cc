@@ -97,7 +97,9 @@ TEST(RoomMaker, B8ACallThatThrowsDoesNotHoldUpTheNextOne) {
   ServedVersions served(registry);
   CoordinatorLink link(executor, identity, grant_clock, "");
   VersionReaders readers;
-  RoomMaker maker(executor, {identity, **store, pool, pool, registry, served, link, readers}, {});
+  const PublisherKeys publishers;
+  RoomMaker maker(executor,
+                  {identity, **store, pool, pool, registry, served, link, readers, publishers}, {});
   const auto make = [&](RoomMaker::MissingBytes missing) {
     auto made = boost::asio::co_spawn(context, maker.make({"m", 2}, std::move(missing)),
                                       boost::asio::use_future);
