@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <cerrno>
 #include <unordered_map>
 #include <utility>
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/as_tuple.hpp>
@@ -19,6 +21,7 @@
 #include "recovery/rpc/rpc.h"
 #include "recovery/rpc/rpc_connection.h"
 #include "src/base/log.h"
+#include "src/base/unique_fd.h"
 
 namespace rekindle::rpc {
 
@@ -245,9 +248,15 @@ async::Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Identity
 async::Task<Result<Socket>> connect_one(Endpoint endpoint, TimePoint deadline) {
   const auto executor = co_await asio::this_coro::executor;
   const auto socket = std::make_shared<Socket>(executor);
+  // Not open(): another thread may start a process, which must not inherit the connection.
+  const auto protocol = endpoint.protocol();
+  UniqueFd descriptor(
+      ::socket(protocol.family(), protocol.type() | SOCK_CLOEXEC, protocol.protocol()));
+  if (!descriptor) co_return fail_errno(errno, "open a socket");
   boost::system::error_code error;
-  socket->open(endpoint.protocol(), error);
+  socket->assign(protocol, descriptor.get(), error);
   if (error) co_return fail(socket_error(error, "open a socket"));
+  (void)descriptor.release();
   asio::steady_timer timer(executor, deadline);
   const auto timed_out = std::make_shared<bool>(false);
   timer.async_wait([socket, timed_out](const boost::system::error_code& cancelled) {
