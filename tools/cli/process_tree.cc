@@ -1,6 +1,7 @@
 #include "tools/cli/process_tree.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
@@ -20,6 +21,8 @@ namespace {
 
 // More generations than any program has.
 constexpr int kMostParents = 128;
+
+UniqueFd hold(pid_t pid) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))); }
 
 // 0: the process is gone, or the first one.
 pid_t parent_of(pid_t pid) {
@@ -45,6 +48,11 @@ void HeldProcess::signal(int number) const {
   (void)::syscall(SYS_pidfd_send_signal, pidfd.get(), number, nullptr, 0);
 }
 
+bool has_ended(pid_t pid) {
+  const HeldProcess held{pid, hold(pid)};
+  return held.pidfd ? held.has_ended() : errno == ESRCH;
+}
+
 bool is_below(pid_t pid, pid_t ancestor) {
   for (int step = 0; step < kMostParents && pid > 1; ++step) {
     pid = parent_of(pid);
@@ -54,7 +62,7 @@ bool is_below(pid_t pid, pid_t ancestor) {
 }
 
 HeldProcess hold_below(pid_t pid, pid_t ancestor) {
-  HeldProcess held{pid, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)))};
+  HeldProcess held{pid, hold(pid)};
   // The number may have passed to another process before it was looked up in /proc.
   if (held.pidfd && (!is_below(pid, ancestor) || held.has_ended())) held.pidfd.reset();
   return held;

@@ -20,6 +20,7 @@ struct HeldProcess {
   void signal(int number) const;
 };
 
+bool has_ended(pid_t pid);
 // False also for `ancestor` itself.
 bool is_below(pid_t pid, pid_t ancestor);
 // An empty pidfd: the process is not below `ancestor`, or has ended.

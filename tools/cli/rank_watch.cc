@@ -75,6 +75,7 @@ Result<proto::AgentEventsResponse> RankWatch::next_events(std::uint32_t wait_ms)
 
 void RankWatch::ask_agent() {
   std::uint64_t question = 0;
+  bool failed = false;
   // A call that waits for events gives way to a newer question.
   agent_->while_waiting([this, &question] {
     const std::lock_guard lock(mutex_);
@@ -83,7 +84,8 @@ void RankWatch::ask_agent() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     question = asked_;
-    const std::uint32_t wait_ms = question == answered_ ? kLongPollMs : 0;
+    // A restarted agent counts its events anew, and would wait for one after the last known number.
+    const std::uint32_t wait_ms = question == answered_ && !failed ? kLongPollMs : 0;
     lock.unlock();
     auto answer = next_events(wait_ms);
     lock.lock();
@@ -94,9 +96,13 @@ void RankWatch::ask_agent() {
       (void)!::write(woken_.get(), &one, sizeof one);
     }
     const bool gave_way = !reached && asked_ != question;
+    if (reached || gave_way) failed = false;
+    const bool failed_again = !reached && !gave_way && std::exchange(failed, true);
+    // The connection may have been one to a former agent, or one that was closed to give way.
+    if (!reached && !gave_way && !failed_again) continue;
     answered_ = question;
     changed_.notify_all();
-    if (reached || gave_way) continue;
+    if (!failed_again) continue;
     changed_.wait_for(lock, kAgentRetry, [&] { return stopping_ || asked_ != question; });
   }
 }
@@ -141,6 +147,12 @@ void RankWatch::look_again() {
     if (over) died(rank.rank, rank.process.pid);
     return over;
   });
+  // The agent may yet have to notice a death.
+  for (const auto& [session, attached] : attached_) {
+    if (attached.ours && attached.pid != followed_ && has_ended(attached.pid)) {
+      died(attached.rank, attached.pid);
+    }
+  }
 }
 
 std::vector<HeldProcess> RankWatch::take_survivors() {
@@ -187,9 +199,10 @@ void RankWatch::take(const proto::AgentEvent& event) {
 bool RankWatch::agent_is_visible() const {
   const std::string path = agent_->address().substr(rpc::kUnixPrefix.size());
   const auto socket = ipc::connect_unix_socket(path, steady_now() + kVisibleDeadline);
-  if (!socket) return false;
+  // An agent that has just answered may be too busy to take another connection.
+  if (!socket) return true;
   const auto peer = ipc::peer_of(socket->get());
-  return peer && peer->pid > 0;
+  return !peer || peer->pid > 0;
 }
 
 bool RankWatch::is_ours(const proto::AgentEvent& event) const {

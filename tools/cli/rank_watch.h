@@ -68,7 +68,7 @@ class RankWatch {
   struct Attached {
     pid_t pid = 0;
     std::uint32_t rank = 0;
-    // Of `place_`, and not before follow().
+    // Of `place_`, and not from before follow().
     bool ours = false;
   };
   RankWatch(std::unique_ptr<Remote> agent, RankPlace place)
