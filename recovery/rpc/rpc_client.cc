@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <cerrno>
 #include <unordered_map>
 #include <utility>
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <boost/asio/any_io_executor.hpp>
@@ -22,6 +24,7 @@
 #include "recovery/rpc/rpc_connection.h"
 #include "recovery/rpc/tls.h"
 #include "src/base/log.h"
+#include "src/base/unique_fd.h"
 
 namespace rekindle::rpc {
 
@@ -293,9 +296,15 @@ async::Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Greeting
 async::Task<Result<Socket>> connect_one(Endpoint endpoint, TimePoint deadline) {
   const auto executor = co_await asio::this_coro::executor;
   const auto socket = std::make_shared<Socket>(executor);
+  // Not open(): another thread may start a process, which must not inherit the connection.
+  const auto protocol = endpoint.protocol();
+  UniqueFd descriptor(
+      ::socket(protocol.family(), protocol.type() | SOCK_CLOEXEC, protocol.protocol()));
+  if (!descriptor) co_return fail_errno(errno, "open a socket");
   boost::system::error_code error;
-  socket->open(endpoint.protocol(), error);
+  socket->assign(protocol, descriptor.get(), error);
   if (error) co_return fail(socket_error(error, "open a socket"));
+  (void)descriptor.release();
   asio::steady_timer timer(executor, deadline);
   const auto timed_out = std::make_shared<bool>(false);
   timer.async_wait([socket, timed_out](const boost::system::error_code& cancelled) {

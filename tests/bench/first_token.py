@@ -178,15 +178,24 @@ def wait_for(what: str, run: subprocess.Popen[bytes], done) -> None:
         time.sleep(0.05)
 
 
-def drill(fleet: Fleet, url: str, body: object | None) -> dict[str, float]:
+def drill(fleet: Fleet, run: subprocess.Popen[bytes], url: str, body: object | None) -> dict[str, float]:
     post = [] if body is None else ["--first-token-body", json.dumps(body)]
-    done = subprocess.run(
+    kill = subprocess.Popen(
         [os.environ["REKINDLE_BINARY"], "drill", "kill", "llm", "--first-token", url, *post, "--coordinator",
          fleet.coordinator, "--yes", "--json", "--timeout", f"{PATIENCE_S:.0f}s"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"drill: {done.stderr or done.stdout}")
-    report = json.loads(done.stdout)
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while True:
+        try:
+            out, err = kill.communicate(timeout=0.5)
+            break
+        except subprocess.TimeoutExpired:
+            if run.poll() is not None:
+                kill.kill()
+                kill.wait()
+                sys.exit(f"drill: `rekindle run` has ended with code {run.returncode}, so nothing takes over")
+    if kill.returncode != 0:
+        sys.exit(f"drill: {err or out}")
+    report = json.loads(out)
     took = {phase["phase"]: float(phase["took_s"]) for phase in report["timeline"]}
     took["all"] = max(step["after_s"] for step in report["steps"])
     return took
@@ -232,7 +241,7 @@ def killed(fleet: Fleet, engine: Transformers | Vllm, resident: bool, standbys: 
         first = engine.answer(port)
         if standbys:
             wait_for("the standby", run, lambda: standbys_ready(log) > before)
-        took = drill(fleet, *engine.question(port))
+        took = drill(fleet, run, *engine.question(port))
         second = engine.answer(port)
     assert first is not None and second is not None
     if (second[1] == "resident") != resident:

@@ -7,6 +7,7 @@
 
 #include <sys/socket.h>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "src/ipc/unix_socket.h"
@@ -14,6 +15,8 @@
 
 namespace rekindle::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST(RunCommand, TellsTheWorkerWhatToAttachTo) {
   const auto done =
@@ -31,6 +34,29 @@ TEST(RunCommand, StartsAFailedWorkerAgainAndEndsWithItsSuccess) {
       run(supervised({"--backoff", "1ms"}, "test $REKINDLE_FAILURES = 3 && exit 0; kill -9 $$"));
   EXPECT_EQ(done.exit.code, 0) << done.err;
   EXPECT_NE(done.err.find("died by SIGKILL"), std::string::npos) << done.err;
+}
+
+TEST(RunCommand, SaysThatItEndsBecauseTheWorkerHasEndedWithCode0) {
+  const auto done = run(supervised({}, "exit 0"));
+  EXPECT_EQ(done.exit.code, 0) << done.err;
+  EXPECT_THAT(done.err, HasSubstr("ended with exit code 0"));
+  EXPECT_EQ(std::ranges::count(done.err, '\n'), 1) << done.err;
+}
+
+TEST(RunCommand, AlwaysTakesCode0ForAFailureUntilASignalStopsIt) {
+  const auto loop =
+      run(supervised({"--always", "--backoff", "1ms", "--crash-loop", "3"}, "echo x"));
+  EXPECT_EQ(loop.exit.code, 8) << loop.err;
+  EXPECT_EQ(loop.out, "x\nx\nx\n");
+
+  Process stopped(
+      supervised({"--always"}, "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done"));
+  ASSERT_TRUE(stopped.wait_for_out("up"));
+  stopped.signal(SIGTERM);
+  const auto exit = stopped.wait();
+  ASSERT_TRUE(exit) << stopped.err();
+  EXPECT_EQ(exit->code, 0);
+  EXPECT_EQ(stopped.out(), "up\n");
 }
 
 TEST(RunCommand, CrashLoopEndsItWithOneLineAndItsOwnCode) {

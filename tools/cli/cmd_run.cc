@@ -2,6 +2,7 @@
 // instance of workers.
 #include <charconv>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -22,6 +23,7 @@
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/output.h"
+#include "tools/cli/rank_watch.h"
 #include "tools/cli/remote.h"
 #include "tools/cli/supervisor.h"
 
@@ -35,12 +37,14 @@ struct RunArgs {
   std::string max_backoff = "30s";
   std::string healthy_after = "60s";
   std::string kill_after = "60s";
+  std::string rank_grace = "2s";
   int crash_loop = 5;
   std::vector<std::string> artifacts;
   std::string artifacts_fingerprint;
   std::string artifacts_timeout = "2min";
   std::string artifacts_quiet = "60s";
   int standbys = 0;
+  bool always = false;
   std::vector<std::string> command;
 };
 
@@ -168,6 +172,8 @@ Result<SupervisorOptions> to_options(const Settings& settings, const RunArgs& ar
   TRY(options.restart.longest_delay, parse_duration("--max-backoff", args.max_backoff));
   TRY(options.restart.healthy_after, parse_duration("--healthy-after", args.healthy_after));
   TRY(options.kill_after, parse_duration("--kill-after", args.kill_after));
+  const std::string grace = args.rank_grace == "0" ? "0s" : args.rank_grace;
+  TRY(options.rank_grace, parse_duration("--rank-grace", grace));
   if (args.crash_loop < 0) {
     return fail(ErrorCode::kInvalid, "--crash-loop: 0 (never) or a number of failures");
   }
@@ -177,6 +183,7 @@ Result<SupervisorOptions> to_options(const Settings& settings, const RunArgs& ar
                 kMostStandbys);
   }
   options.standbys = static_cast<std::size_t>(args.standbys);
+  options.always = args.always;
   options.trace = outer_trace();
   options.quiet = settings.quiet;
   options.command = args.command;
@@ -211,7 +218,13 @@ Result<void> wait_as_standby() {
 Result<int> run_command(const Settings& settings, const RunArgs& args) {
   TRY_VOID(wait_as_standby());
   TRY(auto options, to_options(settings, args));
-  Supervisor supervisor(std::move(options));
+  TRY(const auto place, parse_rank(args.rank));
+  auto ranks = RankWatch::create(settings, {args.instance, place.rank, place.world});
+  if (!ranks && !settings.quiet) {
+    std::fprintf(stderr, "rekindle run: the deaths of ranks are not noticed: %s\n",
+                 printable(ranks.error().message()).c_str());
+  }
+  Supervisor supervisor(std::move(options), ranks ? std::move(*ranks) : nullptr);
   return supervisor.run();
 }
 
@@ -292,9 +305,13 @@ void add_run(Command& app, Session& session) {
       "_GENERATION; REKINDLE_FAILURES counts its failures in a row, and TRACEPARENT names a\n"
       "trace for each start. Signals are passed on; the worker does not outlive this command. "
       "Exit\n"
-      "code 0 of the worker ends the command; 8 means a crash loop. A worker that fails while the\n"
-      "agent is down starts again when the agent is back. Standbys (--standby) start up ahead and\n"
-      "wait where they would connect to the agent; one of them takes over when the worker fails.");
+      "code 0 of the worker ends the command, unless --always is given; 8 means a crash loop. A "
+      "worker\n"
+      "that fails while the agent is down starts again when the agent is back. Standbys "
+      "(--standby)\n"
+      "start up ahead and wait where they would connect to the agent; one of them takes over when "
+      "the\n"
+      "worker fails.");
   auto args = std::make_shared<RunArgs>();
   sub.option("--model", args->model, "Model that the worker serves")
       .required()
@@ -321,7 +338,14 @@ void add_run(Command& app, Session& session) {
   sub.option("--standby", args->standbys,
              "Processes that start up ahead, without weights, and wait to take over [0]")
       .type_name("N");
+  sub.flag("--always", args->always,
+           "Start the worker again also after exit code 0, as a server needs it");
   sub.option("--kill-after", args->kill_after, "Time for the worker to stop after a signal [60s]")
+      .type_name("TIME");
+  sub.option(
+         "--rank-grace", args->rank_grace,
+         "Time for the worker to end after the death of a rank that it has started, before it is\n"
+         "killed with all processes below it; 0 = never [2s]")
       .type_name("TIME");
   CommandOption fingerprint =
       sub.option("--artifacts-fingerprint", args->artifacts_fingerprint,

@@ -36,6 +36,10 @@ constexpr std::chrono::milliseconds kLongestWait{60'000};
 constexpr std::chrono::milliseconds kHelperGrace{2'000};
 // How often it checks whether the agent is back.
 constexpr std::chrono::milliseconds kAgentCheckInterval{50};
+// A program that starts processes faster than this command finds them is not stopped.
+constexpr int kMostFreezes = 16;
+// The kernel frees the memory of a killed process in this time.
+constexpr std::chrono::milliseconds kKilledDeadline{10'000};
 // For the answer of an agent to a hello.
 constexpr std::chrono::milliseconds kHelloDeadline{500};
 
@@ -134,10 +138,11 @@ worker::RestartOptions without_limit(worker::RestartOptions options) {
 
 }  // namespace
 
-Supervisor::Supervisor(SupervisorOptions options)
+Supervisor::Supervisor(SupervisorOptions options, std::unique_ptr<RankWatch> ranks)
     : options_(std::move(options)),
       policy_(options_.restart, dice()),
-      standby_policy_(without_limit(options_.restart), dice()) {
+      standby_policy_(without_limit(options_.restart), dice()),
+      ranks_(std::move(ranks)) {
   sigemptyset(&watched_);
   for (const int number : kStopSignals) sigaddset(&watched_, number);
   for (const int number : kOtherSignals) sigaddset(&watched_, number);
@@ -304,6 +309,60 @@ Result<Supervisor::Child> Supervisor::next_worker(int failures) {
   return worker;
 }
 
+// --- ranks
+
+void Supervisor::look_at_ranks() {
+  if (!watches_ranks()) return;
+  ranks_->look();
+  if (!worker_) return;
+  if (!ranks_->death().empty() && !std::exchange(lost_rank_, true)) {
+    (void)hold_all_below(worker_->pid, tree_);
+    const bool kills = options_.rank_grace.count() > 0;
+    if (kills) kill_tree_at_ = steady_now() + options_.rank_grace;
+    say(fmt::format("{} of pid {} died{}", ranks_->death(), worker_->pid,
+                    kills ? fmt::format("; pid {} has {:.1f} s to end", worker_->pid,
+                                        seconds(options_.rank_grace))
+                          : ""));
+  }
+  if (steady_now() >= kill_tree_at_) kill_tree();
+}
+
+// A process that is stopped starts no others.
+void Supervisor::kill_tree() {
+  kill_tree_at_ = TimePoint::max();
+  (void)::kill(worker_->pid, SIGSTOP);
+  for (const HeldProcess& process : tree_) process.signal(SIGSTOP);
+  for (int freeze = 0; freeze < kMostFreezes; ++freeze) {
+    const auto found = hold_all_below(worker_->pid, tree_);
+    if (found.empty()) break;
+    for (const HeldProcess& process : found) process.signal(SIGSTOP);
+  }
+  (void)::kill(worker_->pid, SIGKILL);
+  const auto killed = std::ranges::count_if(tree_, [](const HeldProcess& process) {
+    const bool lives = !process.has_ended();
+    if (lives) process.signal(SIGKILL);
+    return lives;
+  });
+  say(
+      fmt::format("pid {} did not end within {:.1f} s of the death of {}: killed with {} process{} "
+                  "below it",
+                  worker_->pid, seconds(options_.rank_grace), ranks_->death(), killed,
+                  killed == 1 ? "" : "es"));
+}
+
+void Supervisor::kill_remains() {
+  lost_rank_ = false;
+  kill_tree_at_ = TimePoint::max();
+  std::vector<HeldProcess> remains = std::exchange(tree_, {});
+  if (ranks_->death().empty() || options_.rank_grace.count() == 0) return;
+  std::ranges::move(ranks_->take_survivors(), std::back_inserter(remains));
+  for (const HeldProcess& process : remains) process.signal(SIGKILL);
+  if (const std::size_t left = wait_for_ends(remains, kKilledDeadline); left > 0) {
+    say(fmt::format("{} process{} of the worker did not end after SIGKILL; going on without", left,
+                    left == 1 ? "" : "es"));
+  }
+}
+
 // --- signals
 
 void Supervisor::signal_all(int number) {
@@ -339,10 +398,12 @@ TimePoint Supervisor::next_standby_start() const {
 
 void Supervisor::take_turn(TimePoint deadline) {
   start_standbys();
-  deadline = std::min({deadline, kill_at_, next_standby_start(), steady_now() + kLongestWait});
+  deadline = std::min({deadline, kill_at_, watches_ranks() ? kill_tree_at_ : TimePoint::max(),
+                       next_standby_start(), steady_now() + kLongestWait});
   std::vector<pollfd> entries{{signals_.get(), POLLIN, 0}};
   for (const Child& standby : standbys_) standby.door->watch(entries);
   if (worker_ && worker_->door) worker_->door->watch(entries);
+  if (watches_ranks()) ranks_->watch(entries);
   (void)::poll(entries.data(), entries.size(), ipc::poll_timeout_ms(steady_now(), deadline));
   signalfd_siginfo signal{};
   while (::read(signals_.get(), &signal, sizeof signal) == sizeof signal) pass_on(signal);
@@ -356,6 +417,7 @@ void Supervisor::take_turn(TimePoint deadline) {
   if (worker_ && worker_->door) worker_->door->serve();
   reap_standbys();
   reap_companion();
+  look_at_ranks();
   if (steady_now() < kill_at_) return;
   kill_at_ = TimePoint::max();
   say(fmt::format("{} did not stop within {} s: killed",
@@ -368,6 +430,7 @@ void Supervisor::take_turn(TimePoint deadline) {
 
 Result<Supervisor::End> Supervisor::run_once(int failures) {
   TRY(worker_, next_worker(failures));
+  if (watches_ranks()) ranks_->follow(worker_->pid);
   if (failures == 0) start_companion();
   const pid_t pid = worker_->pid;
   End end;
@@ -380,6 +443,11 @@ Result<Supervisor::End> Supervisor::run_once(int failures) {
   }
   end.ended = steady_now();
   worker_.reset();
+  if (!watches_ranks()) return end;
+  // The worker may have ended before its rank was seen to die.
+  if (end.status == 0) ranks_->look_again();
+  end.death = ranks_->death();
+  kill_remains();
   return end;
 }
 
@@ -420,6 +488,7 @@ bool Supervisor::wait_for_agent() {
 Result<int> Supervisor::run() {
   signals_ = UniqueFd(::signalfd(-1, &watched_, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals_) return fail_errno(errno, "create a signalfd");
+  if (ranks_ != nullptr) TRY_VOID(ranks_->start());
   prepare();
   if (stop_signal_ != 0) return kExitSignal + stop_signal_;
   supervising_ = true;
@@ -434,10 +503,14 @@ Result<int> Supervisor::supervise() {
   int failures = 0;
   while (true) {
     TRY(const End end, run_once(failures));
-    const bool fine = WIFEXITED(end.status) && WEXITSTATUS(end.status) == 0;
-    if (fine || stop_signal_ != 0) return exit_code_of(end.status);
-    const std::string what = fmt::format("{} {} after {:.1f} s", options_.command.front(),
-                                         describe(end.status), seconds(end.ended - end.started));
+    if (stop_signal_ != 0) return exit_code_of(end.status);
+    std::string what = fmt::format("{} {} after {:.1f} s", options_.command.front(),
+                                   describe(end.status), seconds(end.ended - end.started));
+    if (!end.death.empty()) what += fmt::format(" and lost {}", end.death);
+    if (end.status == 0 && end.death.empty() && !options_.always) {
+      say(fmt::format("{}: its work is done (--always starts it again)", what));
+      return kExitOk;
+    }
     if (!agent_listens()) {
       say(fmt::format("{}, and no agent listens at {}; starting it again when one does", what,
                       options_.agent_socket));
@@ -447,11 +520,13 @@ Result<int> Supervisor::supervise() {
     const auto decision = policy_.failed(end.started, end.ended);
     failures = decision.failures;
     if (!decision.restart) {
-      std::fprintf(stderr,
-                   "rekindle run: crash loop: %s failed %d times in a row, each within %.0f s of "
-                   "its start, and at last %s; not started again, see its own messages above\n",
-                   printable(options_.command.front()).c_str(), decision.failures,
-                   seconds(options_.restart.healthy_after), describe(end.status).c_str());
+      std::fprintf(
+          stderr,
+          "rekindle run: crash loop: %s failed %d times in a row, each within %.0f s of "
+          "its start, and at last %s; not started again, see its own messages above\n",
+          printable(options_.command.front()).c_str(), decision.failures,
+          seconds(options_.restart.healthy_after),
+          printable(end.death.empty() ? describe(end.status) : "lost " + end.death).c_str());
       return kExitCrashLoop;
     }
     // The standby that replaces the next worker starts no sooner than a worker would.

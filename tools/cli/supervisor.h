@@ -15,6 +15,8 @@
 #include "recovery/worker/core/restart_policy.h"
 #include "src/base/result.h"
 #include "src/base/unique_fd.h"
+#include "tools/cli/process_tree.h"
+#include "tools/cli/rank_watch.h"
 #include "tools/cli/standby_door.h"
 
 namespace rekindle::cli {
@@ -35,8 +37,13 @@ struct SupervisorOptions {
   worker::RestartOptions restart;
   // The parent of the command's lives. Invalid: each life begins a trace.
   trace::Context trace;
+  // After the death of a rank the worker has this long to end, before it is killed with all
+  // processes below it. 0: it is not killed.
+  std::chrono::milliseconds rank_grace{2'000};
   // Kills a worker this long after it was told to stop.
   std::chrono::milliseconds kill_after{60'000};
+  // Exit code 0 is a failure, too, unless this process was told to stop.
+  bool always = false;
   // How many started processes wait to take over from the worker.
   std::size_t standbys = 0;
   bool quiet = false;
@@ -46,12 +53,14 @@ struct SupervisorOptions {
 // agent is down does not count: the command starts again once somebody listens at the socket.
 // Signals that end or inform a process are passed on; signals of the terminal reach the child by
 // themselves. Standbys are more processes of the command that wait at their StandbyDoor: one of
-// them takes over when the worker fails, and another one starts in its place. The children are
-// killed when this process dies. One supervisor at a time in a process, because it takes over the
+// them takes over when the worker fails, and another one starts in its place. The death of a rank
+// below the worker is a failure of the worker, also if it then ends with 0. The children are killed
+// when this process dies. One supervisor at a time in a process, because it takes over the
 // signal mask.
 class Supervisor {
  public:
-  explicit Supervisor(SupervisorOptions options);
+  // `ranks` is null if nobody can tell the ranks of the worker.
+  Supervisor(SupervisorOptions options, std::unique_ptr<RankWatch> ranks);
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
@@ -75,6 +84,8 @@ class Supervisor {
     int status = 0;
     TimePoint started;
     TimePoint ended;
+    // RankWatch::death().
+    std::string death;
   };
   Result<int> supervise();
   // `door`: of a standby.
@@ -98,6 +109,14 @@ class Supervisor {
   void end_standbys();
   void signal_all(int number);
 
+  bool watches_ranks() const { return ranks_ != nullptr && stop_signal_ == 0; }
+  void look_at_ranks();
+  // The worker has not ended in time after the death of a rank.
+  void kill_tree();
+  // Kills what a worker that has lost a rank leaves behind. Waits for it, because it may hold GPU
+  // memory.
+  void kill_remains();
+
   void pass_on(const signalfd_siginfo& signal);
   // Waits for a signal or news of standbys until the deadline, and deals with them.
   void take_turn(TimePoint deadline);
@@ -119,6 +138,12 @@ class Supervisor {
   bool supervising_ = false;
   UniqueFd signals_;
   std::optional<Child> worker_;
+  const std::unique_ptr<RankWatch> ranks_;
+  // The worker has lost a rank.
+  bool lost_rank_ = false;
+  // Below the worker, from the death of a rank on.
+  std::vector<HeldProcess> tree_;
+  TimePoint kill_tree_at_ = TimePoint::max();
   std::vector<Child> standbys_;
   // When the next standby may start.
   TimePoint standby_due_ = TimePoint::min();
