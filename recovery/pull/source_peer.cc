@@ -72,12 +72,18 @@ async::Task<Result<proto::GetPageResponse>> SourcePeer::fetch_page(const PagedBl
   proto::GetPageRequest request = blob.request;
   request.set_offset(offset);
   auto deadline = blob.paging.page_deadline;
+  bool is_last = false;
   if (blob.deadline != TimePoint::max()) {
-    const auto left = std::chrono::milliseconds(milliseconds(blob.deadline - steady_now()));
-    deadline = std::min(deadline, std::max(left, std::chrono::milliseconds(1)));
+    const auto left =
+        std::max(std::chrono::milliseconds(milliseconds(blob.deadline - steady_now())),
+                 std::chrono::milliseconds(1));
+    is_last = left < deadline;
+    if (is_last) deadline = left;
   }
   auto page = co_await rpc::call<proto::AGENT_GET_PAGE>(client_, std::move(request), deadline);
   if (page) blob.paging.on_page();
+  if (!page && is_last && page.error().code() == ErrorCode::kTimeout)
+    co_return fail(too_slow(blob));
   co_return page;
 }
 
