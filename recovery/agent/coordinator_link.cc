@@ -216,6 +216,7 @@ Task<Result<void>> CoordinatorLink::heartbeat() {
   grant_clock_.observe(coordinator.incarnation, coordinator.public_key,
                        response.coordinator_time_ms(), steady_now());
   grant_clock_.hear_coordinator(steady_now());
+  has_rights_ = response.has_rights();
   registration_.heartbeat_answered(steady_now());
   callbacks_.obey(response);
   co_return Result<void>();

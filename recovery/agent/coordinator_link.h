@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,8 @@ class CoordinatorLink {
   Error problem() const;
   const Error& last_error() const { return registration_.last_error(); }
   const std::string& address() const { return registration_.address(); }
+  // Whether a rights file was in force at the last heartbeat. nullopt: none was answered yet.
+  std::optional<bool> has_rights() const { return has_rights_; }
   // The highest epoch that this agent has heard of.
   std::uint64_t epoch() const { return grant_clock_.epochs().highest(); }
 
@@ -81,6 +84,7 @@ class CoordinatorLink {
   std::string failure_domain_;
   Callbacks callbacks_;
   std::shared_ptr<rpc::RpcClient> client_;
+  std::optional<bool> has_rights_;
   // A refused registration is logged once, until one succeeds.
   bool refusal_logged_ = false;
   // Ends the wait of run().

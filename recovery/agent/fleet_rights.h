@@ -21,8 +21,8 @@ class FleetRights {
 
   // Whether the peer may read the model. kDenied names the missing rule. An agent without a
   // configured coordinator allows it: its own list of certificates or secrets decides who reaches
-  // it. Without a connection the last answer for this peer counts, also that no rights file is in
-  // force; kUnavailable: there was none.
+  // it. Without a connection the last answer for this peer counts, or that the last heartbeat told
+  // of no rights file; kUnavailable: there was none.
   async::Task<Result<void>> may_read(rpc::Peer peer, std::string model);
 
  private:
@@ -37,8 +37,6 @@ class FleetRights {
   CoordinatorLink& link_;
   // By the principals and the model.
   std::map<Question, Answer> answers_;
-  // The last answer of a coordinator said that no rights file is in force.
-  bool unrestricted_ = false;
 };
 
 }  // namespace rekindle::agent

@@ -22,6 +22,8 @@ class AccessControl final : public rpc::CallGuard {
   // go on.
   void set_rights(std::shared_ptr<const rpc::Rights> rights) { rights_ = std::move(rights); }
 
+  bool has_rights() const { return rights_ != nullptr; }
+
   // nullptr: nobody writes down what happens. Otherwise calls that change the fleet are refused
   // while the log cannot be written; only members may register.
   void set_audit(std::unique_ptr<AuditLog> audit) { audit_ = std::move(audit); }

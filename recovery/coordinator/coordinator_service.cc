@@ -139,7 +139,9 @@ Result<proto::HeartbeatResponse> CoordinatorService::heartbeat(
   for (const auto& id : parsed.failed_fetches) {
     log::warn("replica.failed", "version", id.to_string(), "node", request.node_id());
   }
-  return to_proto(answer);
+  proto::HeartbeatResponse response = to_proto(answer);
+  response.set_has_rights(options_.access != nullptr && options_.access->has_rights());
+  return response;
 }
 
 async::Task<Result<proto::AnnounceResponse>> CoordinatorService::announce(

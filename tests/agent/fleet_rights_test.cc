@@ -71,7 +71,7 @@ TEST_F(FleetRightsTest, TheCoordinatorDecidesByPrincipalVerbAndModel) {
   const auto denied = may_read("spiffe://x/rekindle/client/ann", "llama");
   ASSERT_FALSE(denied);
   EXPECT_EQ(denied.error().code(), ErrorCode::kDenied);
-  EXPECT_THAT(denied.error().message(), HasSubstr("client/ann may not read llama: no line"));
+  EXPECT_THAT(denied.error().message(), HasSubstr("client/ann at 10.0.0.9:1 may not read llama: no line"));
   EXPECT_TRUE(may_read("spiffe://x/rekindle/client/ann", "qwen3")) << "asked a moment ago";
   EXPECT_EQ(asked_.size(), 2u);
 }
@@ -90,12 +90,13 @@ TEST_F(FleetRightsTest, WithoutTheCoordinatorItsLastAnswerCounts) {
   EXPECT_THAT(unknown.error().message(), HasSubstr("cannot ask the coordinator"));
 }
 
-TEST_F(FleetRightsTest, WithoutARightsFileEverybodyMayAlsoWhenTheCoordinatorIsAway) {
-  answer_.set_allowed(true);
-  answer_.set_unrestricted(true);
-  EXPECT_TRUE(may_read("a", "qwen3"));
-  stop_coordinator();
-  EXPECT_TRUE(may_read("b", "llama"));
+TEST_F(FleetRightsTest, APeerThatHasProvenNothingIsAskedAbout) {
+  rpc::Peer nobody = peer("");
+  nobody.principals.clear();
+  EXPECT_FALSE(loop_.run(rights_->may_read(nobody, "qwen3")));
+  ASSERT_EQ(asked_.size(), 1u);
+  ASSERT_EQ(asked_[0].principals_size(), 1);
+  EXPECT_EQ(asked_[0].principals(0), "unproven");
 }
 
 TEST_F(FleetRightsTest, AnAgentWithoutACoordinatorAsksNobody) {

@@ -36,10 +36,10 @@ class RpcLimits : public ::testing::Test {
           }
         });
   }
-  Result<std::shared_ptr<RpcClient>> connect(proto::Role role = proto::ROLE_CLIENT) {
+  Result<std::shared_ptr<RpcClient>> connect(proto::Role role = proto::ROLE_AGENT) {
     return loop_.run(RpcClient::connect(server_->address(), make_identity(role, "good"), 10s));
   }
-  void expect_served(proto::Role role = proto::ROLE_CLIENT) {
+  void expect_served(proto::Role role = proto::ROLE_AGENT) {
     const auto client = connect(role);
     ASSERT_TRUE(client) << client.error().message();
     const auto answer = loop_.run((*client)->call_raw(proto::COORDINATOR_HEARTBEAT, "hello", 10s));
