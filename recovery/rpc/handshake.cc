@@ -148,6 +148,14 @@ Result<Peer> check_hello(const proto::Hello& own, const proto::Hello& peer) {
   return result;
 }
 
+Result<void> check_signs(const proto::Hello& own, const proto::Hello& peer, bool encrypted) {
+  if (!encrypted || both_sign(own, peer)) return {};
+  return fail(
+      ErrorCode::kDenied,
+      "{} speaks protocol {} inside TLS, which proves no incarnation: protocol {} is needed",
+      describe(peer), peer.protocol_max(), kProtocolOfKeys);
+}
+
 bool both_sign(const proto::Hello& own, const proto::Hello& peer) {
   return std::min(own.protocol_max(), peer.protocol_max()) >= kProtocolOfKeys;
 }

@@ -32,6 +32,9 @@ proto::Hello make_hello(const Identity& identity, std::string_view secret,
 // Checks the peer's hello: its shape, the protocol range, and that both sides have a secret or
 // neither. kStale: the peer means another incarnation. Fills a Peer except for its address.
 Result<Peer> check_hello(const proto::Hello& own, const proto::Hello& peer);
+// kDenied: the connection is encrypted, so the peer has a release with keys, but its hello has
+// none. Without a signature it could claim the incarnation of another process.
+Result<void> check_signs(const proto::Hello& own, const proto::Hello& peer, bool encrypted);
 // Whether both ends have a key, and sign.
 bool both_sign(const proto::Hello& own, const proto::Hello& peer);
 // The caller checks in addition that the answer comes from the incarnation that it meant.

@@ -275,6 +275,7 @@ async::Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Greeting
   peer.principals = std::move(proven.principals);
   peer.encrypted = proven.encrypted;
   CO_TRY_VOID(check_certified_name(peer, greeting.wanted));
+  CO_TRY_VOID(check_signs(own.hello(), answer.hello(), peer.encrypted));
   if (both_sign(own.hello(), answer.hello())) {
     auto signing = exchange_signatures(connection, identity.key, own.hello(), answer.hello());
     CO_TRY_VOID(co_await std::move(signing));

@@ -187,6 +187,7 @@ async::Task<Result<void>> ServerConnection::greet() {
   peer.principals = peer_.principals;
   peer.encrypted = peer_.encrypted;
   CO_TRY_VOID(check_certified_name(peer, proto::ROLE_UNKNOWN));
+  CO_TRY_VOID(check_signs(own.hello(), theirs.hello(), peer.encrypted));
   budget_key_ = rpc::budget_key(peer);
   if (shared_->admit) CO_TRY_VOID(shared_->admit(peer));
   auto proving = exchange_proofs(secret, own, theirs);

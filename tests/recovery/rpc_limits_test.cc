@@ -193,11 +193,11 @@ TEST_F(RpcLimits, AQuarterOfTheConnectionsIsForAgents) {
   serve({.max_connections = 8});
   std::vector<std::shared_ptr<RpcClient>> commands;
   for (int i = 0; i < 6; ++i) {
-    const auto client = connect();
+    const auto client = connect(proto::ROLE_CLIENT);
     ASSERT_TRUE(client) << client.error().message();
     commands.push_back(*client);
   }
-  const auto seventh = connect();
+  const auto seventh = connect(proto::ROLE_CLIENT);
   ASSERT_FALSE(seventh);
   EXPECT_EQ(seventh.error().code(), ErrorCode::kExhausted);
   EXPECT_THAT(seventh.error().message(), HasSubstr("agents"));

@@ -389,6 +389,17 @@ TEST_F(RpcTls, AnIncarnationCannotBeClaimedWithoutItsKey) {
   EXPECT_EQ(calls_, 0);
 }
 
+TEST_F(RpcTls, AMemberClaimsNoIncarnationAsAPeerOfProtocol2) {
+  serve(make_identity(proto::ROLE_AGENT, "a", kSecretA));
+  Identity thief = make_identity(proto::ROLE_AGENT, "victim", kSecretA);
+  thief.key = nullptr;
+  thief.incarnation = make_identity(proto::ROLE_AGENT, "victim").incarnation;
+  const auto client = connect(thief);
+  ASSERT_FALSE(client) << "it has the secret, but not the key of the victim";
+  EXPECT_THAT(client.error().message(), HasSubstr("proves no incarnation"));
+  EXPECT_EQ(calls_, 0);
+}
+
 // A peer of protocol 2; `secret`: "" for none.
 std::string greet_as_protocol_2(const std::string& address, const std::string& secret) {
   Identity identity = make_identity(proto::ROLE_CLIENT, "old");
@@ -468,13 +479,14 @@ TEST_F(RpcTls, AServerWithoutRoomSaysSoToTlsCallers) {
 
 TEST_F(RpcTls, LargeAnswersArriveWholeBesideEachOther) {
   serve(make_identity(proto::ROLE_AGENT, "a", kSecretA));
-  const auto client = connect(make_identity(proto::ROLE_CLIENT, "c", kSecretA));
+  const auto client = connect(make_identity(proto::ROLE_PULLER, "c", kSecretA));
   ASSERT_TRUE(client);
   int arrived = 0;
   for (int i = 0; i < 4; ++i) {
     boost::asio::co_spawn(
         loop_.io(), (*client)->call_raw(proto::AGENT_GET_PAGE, std::string(1u << 10, 'q'), 30s),
         [&](std::exception_ptr, Result<std::string> page) {
+          EXPECT_TRUE(page) << page.error().message();
           EXPECT_TRUE(page && page->size() == (8u << 20) + (1u << 10));
           ++arrived;
         });
