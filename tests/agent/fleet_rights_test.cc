@@ -71,7 +71,8 @@ TEST_F(FleetRightsTest, TheCoordinatorDecidesByPrincipalVerbAndModel) {
   const auto denied = may_read("spiffe://x/rekindle/client/ann", "llama");
   ASSERT_FALSE(denied);
   EXPECT_EQ(denied.error().code(), ErrorCode::kDenied);
-  EXPECT_THAT(denied.error().message(), HasSubstr("client/ann at 10.0.0.9:1 may not read llama: no line"));
+  EXPECT_THAT(denied.error().message(),
+              HasSubstr("client/ann at 10.0.0.9:1 may not read llama: no line"));
   EXPECT_TRUE(may_read("spiffe://x/rekindle/client/ann", "qwen3")) << "asked a moment ago";
   EXPECT_EQ(asked_.size(), 2u);
 }
