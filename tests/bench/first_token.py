@@ -151,8 +151,8 @@ def free_port() -> int:
 @contextmanager
 def running(fleet: Fleet, engine: Transformers | Vllm, port: int, resident: bool,
             *options: object) -> Iterator[subprocess.Popen[bytes]]:
-    command = [os.environ["REKINDLE_BINARY"], "run", "--model", "llm@1", "--instance", "llm", "--store", fleet.store,
-               "--coordinator", fleet.coordinator, "--crash-loop", 2, *options, "--", *engine.command(port, resident)]
+    command = [os.environ["REKINDLE_BINARY"], "run", "--always", "--model", "llm@1", "--instance", "llm",
+               "--store", fleet.store, "--coordinator", fleet.coordinator, "--crash-loop", 2, *options, "--", *engine.command(port, resident)]
     with open(fleet.directory / "run.log", "ab") as log:
         run = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                env={**os.environ, **engine.environment})

@@ -28,6 +28,10 @@ class RankDeaths : public WithWorkers {
     fleet_.publish("a", "m@1", fleet_.dir("model"));
   }
   void start(std::vector<std::string> options, const std::string& script) {
+    options.emplace_back("--always");
+    start_job(std::move(options), script);
+  }
+  void start_job(std::vector<std::string> options, const std::string& script) {
     options.insert(options.end(), {"--instance", "i", "--backoff", "1ms", "--kill-after", "200ms",
                                    "--store", fleet_.agent("a").store.string()});
     Spawn spawn = supervised(std::move(options), script, "m@1");
@@ -141,18 +145,28 @@ TEST_F(RankDeaths, WithoutGraceTheFrontEndIsLeftAloneUntilItEnds) {
 }
 
 TEST_F(RankDeaths, ARankThatDetachesMayEnd) {
-  start({"--rank-grace", "1ms"}, "\"$WORKER\" leave & echo rank $!; wait $!; sleep 0.3; exit 0");
+  start({"--rank-grace", "1ms"},
+        "\"$WORKER\" leave & echo rank $!; wait $!; sleep 0.3; echo went on; " + kForEver);
   ASSERT_TRUE(run_->wait_for_out("left")) << run_->err();
   ASSERT_TRUE(eventually([&] {
     return std::ranges::any_of(events_of("a"),
                                [](const auto& event) { return event["event"] == "detached"; });
   }));
   ::kill(said("rank").front(), SIGKILL);
+  EXPECT_TRUE(run_->wait_for_out("went on")) << run_->err();
+  EXPECT_THAT(run_->err(), Not(HasSubstr("died")));
+}
+
+// Its engine ends with it, often without a detach.
+TEST_F(RankDeaths, AJobIsDoneWithExitCode0WhateverItsRanksDid) {
+  start_job({}, kRank + "wait $!; exit 0");
+  ASSERT_TRUE(are_ready(1)) << run_->err();
+  ::kill(said("rank").front(), SIGKILL);
   const auto exit = run_->wait();
   ASSERT_TRUE(exit) << run_->err();
   EXPECT_EQ(exit->code, 0) << run_->err();
   EXPECT_THAT(run_->err(), HasSubstr("its work is done"));
-  EXPECT_THAT(run_->err(), Not(HasSubstr("died")));
+  EXPECT_EQ(said("rank").size(), 1u);
 }
 
 TEST_F(RankDeaths, AWorkerThatIsItsOwnRankIsJudgedByItsExitCode) {

@@ -219,12 +219,18 @@ Result<int> run_command(const Settings& settings, const RunArgs& args) {
   TRY_VOID(wait_as_standby());
   TRY(auto options, to_options(settings, args));
   TRY(const auto place, parse_rank(args.rank));
-  auto ranks = RankWatch::create(settings, {args.instance, place.rank, place.world});
-  if (!ranks && !settings.quiet) {
-    std::fprintf(stderr, "rekindle run: the deaths of ranks are not noticed: %s\n",
-                 printable(ranks.error().message()).c_str());
+  // The engine of a job ends with it, and not always in order. Only a server must keep its ranks.
+  std::unique_ptr<RankWatch> watch;
+  if (args.always) {
+    auto ranks = RankWatch::create(settings, {args.instance, place.rank, place.world});
+    if (ranks) {
+      watch = std::move(*ranks);
+    } else if (!settings.quiet) {
+      std::fprintf(stderr, "rekindle run: the deaths of ranks are not noticed: %s\n",
+                   printable(ranks.error().message()).c_str());
+    }
   }
-  Supervisor supervisor(std::move(options), ranks ? std::move(*ranks) : nullptr);
+  Supervisor supervisor(std::move(options), std::move(watch));
   return supervisor.run();
 }
 
@@ -339,13 +345,14 @@ void add_run(Command& app, Session& session) {
              "Processes that start up ahead, without weights, and wait to take over [0]")
       .type_name("N");
   sub.flag("--always", args->always,
-           "Start the worker again also after exit code 0, as a server needs it");
+           "The worker is a server: start it again also after exit code 0, and after the death of\n"
+           "a rank that it has started, such as the engine of vLLM [off]");
   sub.option("--kill-after", args->kill_after, "Time for the worker to stop after a signal [60s]")
       .type_name("TIME");
-  sub.option(
-         "--rank-grace", args->rank_grace,
-         "Time for the worker to end after the death of a rank that it has started, before it is\n"
-         "killed with all processes below it; 0 = never [2s]")
+  sub.option("--rank-grace", args->rank_grace,
+             "With --always: time for the worker to end after the death of a rank, before it is "
+             "killed\n"
+             "with all processes below it; 0 = never [2s]")
       .type_name("TIME");
   CommandOption fingerprint =
       sub.option("--artifacts-fingerprint", args->artifacts_fingerprint,
