@@ -46,12 +46,14 @@ else()
 endif()
 
 # Hardening, for programs that read what strangers send. Sanitizers check more, and do not work with some of it. What
-# the compiler adds costs time to build and to run, so only builds for users have it.
+# the compiler adds costs time to build and to run, so only builds for users have it, but for stack protectors: the tests
+# of packages look for them in what they built.
 if(NOT REKINDLE_SANITIZE AND NOT REKINDLE_FUZZ)
   include(CheckPIESupported)
   check_pie_supported()
   add_link_options(-Wl,-z,relro,-z,now,-z,noexecstack)
-  set(hardening -fstack-protector-strong -fstack-clash-protection)
+  add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fstack-protector-strong>)
+  set(hardening -fstack-clash-protection)
   include(CheckCXXCompilerFlag)
   check_cxx_compiler_flag(-fcf-protection=full REKINDLE_HAVE_CF_PROTECTION)
   if(REKINDLE_HAVE_CF_PROTECTION)
