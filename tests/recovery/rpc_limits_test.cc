@@ -113,7 +113,7 @@ TEST_F(RpcLimits, WhatAMethodAllowsIsServed) {
   serve();
   const auto client = connect();
   ASSERT_TRUE(client);
-  for (const std::size_t size : {64 * 1024 - 40, 64 * 1024, 200 * 1024, 4 * 1024 * 1024}) {
+  for (const std::size_t size : {65'496u, 64u << 10, 200u << 10, 4u << 20}) {
     const auto answer =
         loop_.run((*client)->call_raw(proto::COORDINATOR_ANNOUNCE, std::string(size, 'x'), 10s));
     ASSERT_TRUE(answer) << answer.error().message();
