@@ -41,7 +41,7 @@ async::Task<Result<void>> FleetRights::may_read(rpc::Peer peer, std::string mode
   }
   proto::AuthorizeRequest request;
   for (const auto& principal : principals) request.add_principals(principal);
-  request.set_verb("read");
+  request.set_verb(std::string(rpc::verb_name(rpc::Verb::kRead)));
   request.set_model(model);
   Result<proto::AuthorizeResponse> said = fail(link_.problem());
   if (const auto client = link_.client(); client != nullptr) {

@@ -120,7 +120,6 @@ Result<proto::AuthorizeResponse> AccessControl::authorize(
   proto::AuthorizeResponse answer;
   answer.set_allowed(allowed.has_value());
   answer.set_why(allowed ? *allowed : allowed.error().message());
-  answer.set_unrestricted(!has_rights());
   return answer;
 }
 

@@ -192,17 +192,4 @@ proto::WhoamiResponse whoami(const Peer& peer) {
   return answer;
 }
 
-async::Task<Result<void>> authorize(std::shared_ptr<RpcClient> coordinator,
-                                    std::vector<std::string> principals, Verb verb,
-                                    std::string model, std::chrono::milliseconds deadline) {
-  proto::AuthorizeRequest request;
-  request.mutable_principals()->Add(principals.begin(), principals.end());
-  request.set_verb(std::string(verb_name(verb)));
-  request.set_model(std::move(model));
-  auto asking = call<proto::AUTHORIZE>(std::move(coordinator), std::move(request), deadline);
-  CO_TRY(const auto answer, co_await std::move(asking));
-  if (!answer.allowed()) co_return fail(ErrorCode::kDenied, "{}", answer.why());
-  co_return Result<void>();
-}
-
 }  // namespace rekindle::rpc

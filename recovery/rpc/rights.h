@@ -54,9 +54,4 @@ class Rights {
 // What a server sees of its caller, without the rights.
 proto::WhoamiResponse whoami(const Peer& peer);
 
-// Asks a coordinator whether a peer has a right. kDenied: it has not, and the message says why.
-async::Task<Result<void>> authorize(std::shared_ptr<RpcClient> coordinator,
-                                    std::vector<std::string> principals, Verb verb,
-                                    std::string model, std::chrono::milliseconds deadline);
-
 }  // namespace rekindle::rpc

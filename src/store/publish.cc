@@ -126,6 +126,21 @@ class Tally {
   std::atomic<bool> failed_ = false;
 };
 
+// Runs `run` for each unit on a pool with this name, until one fails.
+template <typename Units, typename Run>
+Result<void> run_units(const char* pool_name, const Units& units, Tally& tally, Run run) {
+  WorkerPool pool(pool_name, store_threads(), 64);
+  pool.parallel_for(units.size(), [&](std::size_t i) {
+    if (tally.failed()) return;
+    if (auto done = run(units[i]); !done) {
+      tally.fail_with(std::move(done).error());
+    } else {
+      tally.add(units[i].size_bytes);
+    }
+  });
+  return tally.result();
+}
+
 class Publisher {
  public:
   Publisher(const PublishSources& sources, const TileMap& tiles, PublishCopy& copy)
@@ -162,16 +177,8 @@ class Publisher {
     map_files();
     const auto units = publish_units(sources_.tensors, tiles_, sources_.layout, kUnitBytes);
     Tally tally(sources_.layout.payload_bytes(), progress);
-    WorkerPool pool("rk-publish", store_threads(), 64);
-    pool.parallel_for(units.size(), [&](std::size_t i) {
-      if (tally.failed()) return;
-      if (auto done = run_unit(units[i]); !done) {
-        tally.fail_with(std::move(done).error());
-      } else {
-        tally.add(units[i].size_bytes);
-      }
-    });
-    TRY_VOID(tally.result());
+    TRY_VOID(
+        run_units("rk-publish", units, tally, [this](const auto& unit) { return run_unit(unit); }));
     return std::move(digests_);
   }
 
@@ -273,16 +280,7 @@ class SourceDigester {
     }
     const auto units = publish_units(sources_.tensors, tiles_, sources_.layout, kUnitBytes);
     Tally tally(sources_.layout.payload_bytes(), progress);
-    WorkerPool pool("rk-sign", store_threads(), 64);
-    pool.parallel_for(units.size(), [&](std::size_t i) {
-      if (tally.failed()) return;
-      if (auto done = digest(units[i]); !done) {
-        tally.fail_with(std::move(done).error());
-      } else {
-        tally.add(units[i].size_bytes);
-      }
-    });
-    TRY_VOID(tally.result());
+    TRY_VOID(run_units("rk-sign", units, tally, [this](const auto& unit) { return digest(unit); }));
     return std::move(digests_);
   }
 
