@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "src/ipc/unix_socket.h"
+#include "tests/proc/cluster.h"
 #include "tests/support/process.h"
 
 // Commands `rekindle run` without an agent.
@@ -30,7 +31,7 @@ inline std::string store_with_listener() {
 inline Spawn supervised_program(std::vector<std::string> options, std::vector<std::string> program,
                                 const std::string& model = "m") {
   Spawn spawn;
-  spawn.argv = {REKINDLE_BINARY, "run", "--model", model};
+  spawn.argv = {rekindle_binary(), "run", "--model", model};
   if (std::ranges::find(options, "--store") == options.end()) {
     spawn.argv.insert(spawn.argv.end(), {"--store", store_with_listener()});
   }
