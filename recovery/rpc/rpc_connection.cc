@@ -1,6 +1,7 @@
 #include "recovery/rpc/rpc_connection.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include <netinet/in.h>
@@ -9,8 +10,6 @@
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
-#include <boost/asio/ssl/error.hpp>
-#include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 
@@ -28,6 +27,8 @@ constexpr auto kUseTuple = asio::as_tuple(asio::use_awaitable);
 // Idle connections stay small.
 constexpr std::size_t kSmallChunkBytes = 4096;
 constexpr std::size_t kLargeChunkBytes = 64u << 10;
+// What a TLS record carries at most.
+constexpr std::size_t kRecordBytes = 16u << 10;
 // Small frames share one write.
 constexpr std::size_t kJoinWritesBytes = 16u << 10;
 constexpr std::chrono::milliseconds kRefusalLinger{1000};
@@ -36,15 +37,6 @@ constexpr std::chrono::milliseconds kRefusalLinger{1000};
 constexpr std::chrono::milliseconds kOwnPause{500};
 
 }  // namespace
-
-// The session outlives the stream, which calls it.
-class TlsStream {
- public:
-  TlsStream(Socket& socket, std::shared_ptr<const TlsContext> context, Side side, std::string host)
-      : session(std::move(context), side, std::move(host)), stream(socket, session.make_ssl()) {}
-  TlsSession session;
-  asio::ssl::stream<Socket&> stream;
-};
 
 void set_tcp_options(Socket& socket) {
   const auto set = [&](int level, int option, int value) {
@@ -59,14 +51,11 @@ void set_tcp_options(Socket& socket) {
 
 Error socket_error(const boost::system::error_code& error, std::string_view what) {
   // TLS ends without a farewell: frames have lengths, so nothing can be cut off unseen.
-  if (error == asio::error::eof || error == asio::ssl::error::stream_truncated) {
+  if (error == asio::error::eof) {
     return {ErrorCode::kPeerLost, fmt::format("{}: the peer closed the connection", what)};
   }
   if (error == asio::error::operation_aborted) {
     return {ErrorCode::kPeerLost, fmt::format("{}: connection closed", what)};
-  }
-  if (error.category() == asio::error::get_ssl_category()) {
-    return {ErrorCode::kPeerLost, fmt::format("{}: TLS: {}", what, error.message())};
   }
   return errno_error(error.value(), what);
 }
@@ -89,23 +78,44 @@ Failure Connection::failed(Error error) {
   return fail(close_reason_);
 }
 
-async::Task<std::pair<boost::system::error_code, std::size_t>> Connection::read_some() {
-  if (tls_ != nullptr) {
-    const auto [error, size] =
-        co_await tls_->stream.async_read_some(asio::buffer(chunk_), kUseTuple);
-    co_return std::pair(error, size);
-  }
+async::Task<Result<std::string_view>> Connection::read_socket(std::string_view what) {
+  const auto self = shared_from_this();
   const auto [error, size] = co_await socket_.async_read_some(asio::buffer(chunk_), kUseTuple);
-  co_return std::pair(error, size);
+  if (closed_) co_return fail(close_reason_);
+  if (error) co_return fail(socket_error(error, what));
+  co_return std::string_view(chunk_.data(), size);
+}
+
+// One record at a time, so that a peer cannot make the decoder hold more than it has to.
+async::Task<Result<void>> Connection::receive() {
+  if (tls_ == nullptr) {
+    CO_TRY(const std::string_view bytes, co_await read_socket("read"));
+    decoder_.feed(bytes);
+    co_return Result<void>();
+  }
+  for (;;) {
+    if (tls_->has_bytes()) {
+      CO_TRY(const bool fed, feed_record());
+      if (fed) co_return Result<void>();
+    }
+    CO_TRY(const std::string_view bytes, co_await read_socket("read"));
+    tls_->take_from_network(bytes);
+  }
+}
+
+Result<bool> Connection::feed_record() {
+  std::array<char, kRecordBytes> plain;
+  TRY(const std::size_t size, tls_->read(plain));
+  decoder_.feed({plain.data(), size});
+  return size > 0;
 }
 
 async::Task<Result<void>> Connection::connect_tls(std::shared_ptr<const TlsContext> context,
                                                   std::string host) {
-  tls_ = std::make_unique<TlsStream>(socket_, std::move(context), Side::kCaller, std::move(host));
-  auto shaking = shake_hands(true, 0);
+  CO_TRY(tls_, TlsSession::create(std::move(context), Side::kCaller, std::move(host)));
+  auto shaking = shake_hands({});
   auto shaken = co_await std::move(shaking);
-  const std::string plain =
-      shaken ? std::string() : tls_->session.plain_bytes(tls_->stream.native_handle());
+  const std::string plain = shaken ? std::string() : tls_->plain_bytes();
   if (!plain.empty() && !closed_) {
     met_plain_peer_ = true;
     tls_.reset();
@@ -115,44 +125,49 @@ async::Task<Result<void>> Connection::connect_tls(std::shared_ptr<const TlsConte
 }
 
 async::Task<Result<bool>> Connection::sees_tls() {
-  const auto self = shared_from_this();
-  const auto [error, size] = co_await read_some();
-  if (closed_) co_return fail(close_reason_);
-  if (error) co_return failed(socket_error(error, "read"));
-  if (size > 0 && chunk_.front() == kTlsFirstByte) {
-    first_bytes_ = size;
+  auto bytes = co_await read_socket("read");
+  if (!bytes) co_return failed(std::move(bytes).error());
+  if (bytes->starts_with(kTlsFirstByte)) {
+    first_bytes_ = *bytes;
     co_return true;
   }
-  decoder_.feed({chunk_.data(), size});
+  decoder_.feed(*bytes);
   co_return false;
 }
 
 async::Task<Result<void>> Connection::accept_tls(std::shared_ptr<const TlsContext> context) {
-  tls_ = std::make_unique<TlsStream>(socket_, std::move(context), Side::kServer, "");
-  co_return co_await shake_hands(false, first_bytes_);
+  CO_TRY(tls_, TlsSession::create(std::move(context), Side::kServer, ""));
+  auto shaking = shake_hands(first_bytes_);
+  co_return co_await std::move(shaking);
 }
 
-// The watch of the handshake's deadline closes the socket, which ends this.
-async::Task<Result<void>> Connection::shake_hands(bool as_caller, std::size_t received) {
+// The watch of the handshake's deadline closes the socket, which ends this. What our end says last
+// in a handshake that succeeds goes out with the first frame.
+async::Task<Result<void>> Connection::shake_hands(std::string_view received) {
   const auto self = shared_from_this();
-  const auto type = as_caller ? asio::ssl::stream_base::client : asio::ssl::stream_base::server;
-  const auto [error, used] =
-      co_await tls_->stream.async_handshake(type, asio::buffer(chunk_.data(), received), kUseTuple);
-  if (closed_) co_return fail(close_reason_);
-  if (!error) co_return Result<void>();
-  tls_failed_ = true;
-  if (error.category() != asio::error::get_ssl_category()) {
-    co_return fail(socket_error(error, "TLS handshake"));
+  for (;;) {
+    tls_->take_from_network(received);
+    const auto done = tls_->shake_hands();
+    if (done && *done) co_return Result<void>();
+    tls_failed_ = !done;
+    tls_->give_to_network(records_);
+    // A peer that has closed may have sent its reason before.
+    (void)co_await asio::async_write(socket_, asio::buffer(records_), kUseTuple);
+    if (closed_) co_return fail(close_reason_);
+    if (!done) co_return fail(done.error());
+    auto more = co_await read_socket("TLS handshake");
+    tls_failed_ = !more;
+    if (!more) co_return fail(std::move(more).error());
+    received = *more;
   }
-  co_return fail(tls_->session.failure(static_cast<unsigned long>(error.value()), error.message()));
 }
 
 Result<void> Connection::prove(Peer& peer) const {
-  return tls_ == nullptr ? Result<void>() : tls_->session.prove(tls_->stream.native_handle(), peer);
+  return tls_ == nullptr ? Result<void>() : tls_->prove(peer);
 }
 
 Result<std::string> Connection::channel() const {
-  return tls_ == nullptr ? std::string() : channel_binding(tls_->stream.native_handle());
+  return tls_ == nullptr ? std::string() : tls_->channel_binding();
 }
 
 async::Task<Result<proto::Frame>> Connection::read() {
@@ -171,10 +186,9 @@ async::Task<Result<proto::Frame>> Connection::read() {
       chunk_.resize(kLargeChunkBytes);
     }
     watch_reads();
-    const auto [error, size] = co_await read_some();
+    const auto received = co_await receive();
     if (closed_) co_return fail(close_reason_);
-    if (error) co_return failed(socket_error(error, "read"));
-    decoder_.feed({chunk_.data(), size});
+    if (!received) co_return failed(received.error());
   }
 }
 
@@ -193,17 +207,21 @@ Result<void> Connection::send(const proto::Frame& frame) {
 }
 
 void Connection::write_next() {
+  if (encrypted_bytes_ == 0) write_deadline_ = steady_clock::now() + kFrameDeadline;
+  asio::const_buffer bytes = asio::buffer(queue_.front());
+  if (tls_ != nullptr) {
+    const auto piece = std::string_view(queue_.front()).substr(encrypted_bytes_, kRecordBytes);
+    if (const auto written = tls_->write(piece); !written) return close(written.error());
+    encrypted_bytes_ += piece.size();
+    tls_->give_to_network(records_);
+    bytes = asio::buffer(records_);
+  }
   writing_ = true;
-  write_deadline_ = steady_clock::now() + kFrameDeadline;
   watch_writes();
-  auto written = [self = shared_from_this()](const boost::system::error_code& error, std::size_t) {
+  auto on_end = [self = shared_from_this()](const boost::system::error_code& error, std::size_t) {
     self->on_written(error);
   };
-  if (tls_ != nullptr) {
-    asio::async_write(tls_->stream, asio::buffer(queue_.front()), std::move(written));
-  } else {
-    asio::async_write(socket_, asio::buffer(queue_.front()), std::move(written));
-  }
+  asio::async_write(socket_, bytes, std::move(on_end));
 }
 
 void Connection::on_written(const boost::system::error_code& error) {
@@ -219,6 +237,8 @@ void Connection::on_written(const boost::system::error_code& error) {
     if (!handshake_deadline_) close(socket_error(error, "write"));
     return;
   }
+  if (tls_ != nullptr && encrypted_bytes_ < queue_.front().size()) return write_next();
+  encrypted_bytes_ = 0;
   queued_bytes_ -= queue_.front().size();
   queue_.pop_front();
   if (queued_bytes_ < kHighWaterBytes) wake_waiters();

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,7 +22,7 @@
 namespace rekindle::rpc {
 
 using Socket = boost::asio::generic::stream_protocol::socket;
-class TlsStream;
+class TlsSession;
 struct TlsContext;
 
 // One framed connection, either end. Everything happens on the executor's one thread. One coroutine
@@ -85,8 +86,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   explicit Connection(Socket socket);
-  async::Task<std::pair<boost::system::error_code, std::size_t>> read_some();
-  async::Task<Result<void>> shake_hands(bool as_caller, std::size_t received);
+  // Waits for bytes of the socket; they lie in chunk_. `what`: for the error.
+  async::Task<Result<std::string_view>> read_socket(std::string_view what);
+  // Brings bytes of the peer to the decoder.
+  async::Task<Result<void>> receive();
+  // false: TLS needs more bytes of the socket.
+  Result<bool> feed_record();
+  // `received`: what the peer has sent already.
+  async::Task<Result<void>> shake_hands(std::string_view received);
   void write_next();
   void on_written(const boost::system::error_code& error);
   void watch_reads();
@@ -99,13 +106,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Failure failed(Error error);
 
   Socket socket_;
-  // nullptr: frames are plain. It refers to socket_.
-  std::unique_ptr<TlsStream> tls_;
+  // nullptr: frames are plain.
+  std::unique_ptr<TlsSession> tls_;
   // Nothing can be sent on it.
   bool tls_failed_ = false;
   bool met_plain_peer_ = false;
-  // Of the first bytes, which are in chunk_ until they are used.
-  std::size_t first_bytes_ = 0;
+  // The first bytes of a caller that begins TLS, in chunk_.
+  std::string_view first_bytes_;
   FrameDecoder decoder_{kMaxHelloFrameBytes};
   std::vector<char> chunk_;
   bool closed_ = false;
@@ -122,6 +129,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // The front is being written while `writing_` is set.
   std::deque<std::string> queue_;
   std::size_t queued_bytes_ = 0;
+  // With TLS: how much of the front is encrypted, and the records that are being written.
+  std::size_t encrypted_bytes_ = 0;
+  std::string records_;
   bool writing_ = false;
   // Of the front of queue_.
   TimePoint write_deadline_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include <fcntl.h>
@@ -29,10 +28,9 @@ constexpr std::array<unsigned char, 2> kAes128GcmSha256{0x13, 0x01};
 constexpr std::string_view kChannelLabel = "EXPORTER-Channel-Binding";
 constexpr std::size_t kChannelBytes = 32;
 constexpr std::string_view kSpiffe = "spiffe://";
-// Bytes of a peer without TLS that are worth a look: the frame of a refusal.
-constexpr std::size_t kMostPlainBytes = 4096;
-
-struct FreeX509 {
+// Our answers to changes of keys wait for the next frame.
+constexpr std::size_t kMostAnswerBytes = 4096;
+struct FreeOpenSsl {
   void operator()(X509* certificate) const { X509_free(certificate); }
   void operator()(X509_CRL* list) const { X509_CRL_free(list); }
   void operator()(GENERAL_NAMES* names) const { GENERAL_NAMES_free(names); }
@@ -56,7 +54,7 @@ std::string text_of(const ASN1_STRING* string) {
 }
 
 std::string time_text(const ASN1_TIME* time) {
-  const std::unique_ptr<BIO, FreeX509> bio(BIO_new(BIO_s_mem()));
+  const std::unique_ptr<BIO, FreeOpenSsl> bio(BIO_new(BIO_s_mem()));
   if (bio == nullptr || ASN1_TIME_print(bio.get(), time) != 1) return "an unreadable time";
   char* data = nullptr;
   const long size = BIO_get_mem_data(bio.get(), &data);
@@ -72,7 +70,7 @@ std::int64_t seconds_of(const ASN1_TIME* time) {
 std::vector<std::string> names_of(X509* certificate) {
   std::vector<std::string> uris;
   std::vector<std::string> hosts;
-  const std::unique_ptr<GENERAL_NAMES, FreeX509> names(static_cast<GENERAL_NAMES*>(
+  const std::unique_ptr<GENERAL_NAMES, FreeOpenSsl> names(static_cast<GENERAL_NAMES*>(
       X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
   for (int i = 0; names != nullptr && i < sk_GENERAL_NAME_num(names.get()); ++i) {
     const GENERAL_NAME* name = sk_GENERAL_NAME_value(names.get(), i);
@@ -138,11 +136,11 @@ std::string describe_problem(X509_STORE_CTX* check) {
 Result<void> use_revocations(SSL_CTX* context, const std::string& path) {
   if (path.empty()) return {};
   X509_STORE* store = SSL_CTX_get_cert_store(context);
-  const std::unique_ptr<BIO, FreeX509> file(BIO_new_file(path.c_str(), "r"));
+  const std::unique_ptr<BIO, FreeOpenSsl> file(BIO_new_file(path.c_str(), "r"));
   if (file == nullptr) return bad_file("--tls-crl", path, "cannot be read");
   int lists = 0;
   for (;; ++lists) {
-    const std::unique_ptr<X509_CRL, FreeX509> list(
+    const std::unique_ptr<X509_CRL, FreeOpenSsl> list(
         PEM_read_bio_X509_CRL(file.get(), nullptr, nullptr, nullptr));
     if (list == nullptr) break;
     if (X509_STORE_add_crl(store, list.get()) != 1) {
@@ -290,6 +288,47 @@ struct TlsCallbacks {
   }
 };
 
+// The BIO of a session: OpenSSL reads what the owner has brought, and writes what the owner takes.
+struct TlsNetwork {
+  static TlsSession* session(BIO* bio) { return static_cast<TlsSession*>(BIO_get_data(bio)); }
+
+  static int read(BIO* bio, char* into, std::size_t size, std::size_t* moved) {
+    std::string_view& input = session(bio)->input_;
+    *moved = input.copy(into, size);
+    input.remove_prefix(*moved);
+    BIO_clear_retry_flags(bio);
+    if (*moved == 0) BIO_set_retry_read(bio);
+    return *moved > 0 ? 1 : 0;
+  }
+
+  static int write(BIO* bio, const char* bytes, std::size_t size, std::size_t* moved) {
+    session(bio)->output_.append(bytes, size);
+    *moved = size;
+    return 1;
+  }
+
+  static long control(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
+
+  static BIO_METHOD* make_method() {
+    BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "rekindle network");
+    if (made != nullptr && BIO_meth_set_read_ex(made, read) == 1 &&
+        BIO_meth_set_write_ex(made, write) == 1 && BIO_meth_set_ctrl(made, control) == 1) {
+      return made;
+    }
+    BIO_meth_free(made);
+    return nullptr;
+  }
+
+  static BIO* make(TlsSession& session) {
+    static BIO_METHOD* const kMethod = make_method();
+    BIO* const bio = kMethod == nullptr ? nullptr : BIO_new(kMethod);
+    if (bio == nullptr) return nullptr;
+    BIO_set_data(bio, &session);
+    BIO_set_init(bio, 1);
+    return bio;
+  }
+};
+
 namespace {
 
 Result<std::unique_ptr<SSL_CTX, TlsContext::Free>> make_side(
@@ -303,8 +342,8 @@ Result<std::unique_ptr<SSL_CTX, TlsContext::Free>> make_side(
   // Each connection proves who is there: none resumes another.
   SSL_CTX_set_options(raw, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION);
   SSL_CTX_set_session_cache_mode(raw, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_mode(raw, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
-                            SSL_MODE_RELEASE_BUFFERS);
+  SSL_CTX_set_mode(raw, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+  SSL_CTX_set_max_send_fragment(raw, 4096);
   // OpenSSL takes a shared key for a resumed session, and servers want such a name for that.
   constexpr std::string_view kSessions = "rekindle";
   if (side == Side::kServer) {
@@ -346,10 +385,80 @@ Result<std::shared_ptr<const TlsContext>> make_tls_context(
 TlsSession::TlsSession(std::shared_ptr<const TlsContext> context, Side side, std::string host)
     : context_(std::move(context)), side_(side), host_(std::move(host)) {}
 
-ssl_st* TlsSession::make_ssl() {
-  SSL* ssl = SSL_new(side_ == Side::kServer ? context_->server.get() : context_->caller.get());
-  if (ssl != nullptr) SSL_set_ex_data(ssl, TlsCallbacks::index(), this);
-  return ssl;
+TlsSession::~TlsSession() = default;
+
+void TlsSession::Free::operator()(ssl_st* ssl) const { SSL_free(ssl); }
+
+Result<std::unique_ptr<TlsSession>> TlsSession::create(std::shared_ptr<const TlsContext> context,
+                                                       Side side, std::string host) {
+  ERR_clear_error();
+  std::unique_ptr<TlsSession> made(new TlsSession(std::move(context), side, std::move(host)));
+  const TlsContext& shared = *made->context_;
+  SSL* ssl = SSL_new(side == Side::kServer ? shared.server.get() : shared.caller.get());
+  made->ssl_.reset(ssl);
+  BIO* const network = TlsNetwork::make(*made);
+  if (ssl == nullptr || network == nullptr ||
+      SSL_set_ex_data(ssl, TlsCallbacks::index(), made.get()) != 1) {
+    BIO_free(network);
+    return fail(ErrorCode::kInternal, "TLS of a connection: {}", tls_problem());
+  }
+  SSL_set_bio(ssl, network, network);
+  if (side == Side::kServer) {
+    SSL_set_accept_state(ssl);
+  } else {
+    SSL_set_connect_state(ssl);
+  }
+  return made;
+}
+
+void TlsSession::give_to_network(std::string& output) {
+  output.clear();
+  output.swap(output_);
+}
+
+bool TlsSession::has_bytes() const { return !input_.empty() || SSL_pending(ssl_.get()) > 0; }
+
+Result<bool> TlsSession::shake_hands() {
+  ERR_clear_error();
+  const int result = SSL_do_handshake(ssl_.get());
+  if (result == 1) {
+    // The headers of later records interest nobody.
+    SSL_set_msg_callback(ssl_.get(), nullptr);
+    return true;
+  }
+  if (SSL_get_error(ssl_.get(), result) == SSL_ERROR_WANT_READ) return false;
+  return fail(failure(ERR_get_error()));
+}
+
+Result<std::size_t> TlsSession::read(std::span<char> into) {
+  ERR_clear_error();
+  std::size_t size = 0;
+  const int result = SSL_read_ex(ssl_.get(), into.data(), into.size(), &size);
+  if (result == 1) return size;
+  // Answers to changes of keys, which nobody here asks for.
+  if (output_.size() > kMostAnswerBytes) {
+    return fail(ErrorCode::kPeerLost, "read: TLS: the peer changes its keys without an end");
+  }
+  switch (SSL_get_error(ssl_.get(), result)) {
+    case SSL_ERROR_WANT_READ:
+      return 0u;
+    case SSL_ERROR_ZERO_RETURN:
+      return fail(ErrorCode::kPeerLost, "read: the peer closed the connection");
+    default:
+      return fail(ErrorCode::kPeerLost, "read: TLS: {}", tls_problem());
+  }
+}
+
+Result<void> TlsSession::write(std::string_view bytes) {
+  ERR_clear_error();
+  while (!bytes.empty()) {
+    std::size_t written = 0;
+    if (SSL_write_ex(ssl_.get(), bytes.data(), bytes.size(), &written) != 1) {
+      return fail(ErrorCode::kPeerLost, "write: TLS: {}", tls_problem());
+    }
+    bytes.remove_prefix(written);
+  }
+  return {};
 }
 
 std::string TlsSession::describe_keys() const {
@@ -361,7 +470,9 @@ std::string TlsSession::describe_keys() const {
   return text;
 }
 
-Error TlsSession::failure(unsigned long code, const std::string& text) const {
+Error TlsSession::failure(unsigned long code) const {
+  const char* reason_text = code == 0 ? nullptr : ERR_reason_error_string(code);
+  const std::string text = reason_text == nullptr ? "unknown reason" : reason_text;
   if (side_ == Side::kCaller && !certificate_problem_.empty() && !context_->has_certificate) {
     return {
         ErrorCode::kDenied,
@@ -399,7 +510,8 @@ Error TlsSession::failure(unsigned long code, const std::string& text) const {
           fmt::format("the TLS handshake failed ({}); this end has {}", text, describe_keys())};
 }
 
-Result<void> TlsSession::prove(ssl_st* ssl, Peer& peer) const {
+Result<void> TlsSession::prove(Peer& peer) const {
+  SSL* const ssl = ssl_.get();
   peer.encrypted = true;
   if (SSL_session_reused(ssl) == 1) {
     peer.proof = Proof::kSecret;
@@ -409,7 +521,7 @@ Result<void> TlsSession::prove(ssl_st* ssl, Peer& peer) const {
   if (!certificate_problem_.empty()) return fail(ErrorCode::kDenied, "{}", certificate_problem_);
   X509* certificate = SSL_get0_peer_certificate(ssl);
   if (certificate == nullptr) {
-    if (!unknown_key_id_.empty()) return fail(failure(0, ""));
+    if (!unknown_key_id_.empty()) return fail(failure(0));
     return fail(ErrorCode::kDenied,
                 "the caller has given no certificate; give it --tls-cert, --tls-key and --tls-ca{}",
                 context_->shared_keys.empty() ? "" : ", or the --secret-file of this fleet");
@@ -433,19 +545,18 @@ Result<void> TlsSession::prove(ssl_st* ssl, Peer& peer) const {
               describe_certificate(certificate), host_);
 }
 
-std::string TlsSession::plain_bytes(ssl_st* ssl) const {
+std::string TlsSession::plain_bytes() const {
   if (last_header_.empty() || last_header_.front() != 0) return {};
   std::string bytes = last_header_;
-  std::array<char, kMostPlainBytes> rest;
-  const int more = BIO_read(SSL_get_rbio(ssl), rest.data(), static_cast<int>(rest.size()));
-  if (more > 0) bytes.append(rest.data(), static_cast<std::size_t>(more));
+  bytes.append(input_);
   return bytes;
 }
 
-Result<std::string> channel_binding(ssl_st* ssl) {
+Result<std::string> TlsSession::channel_binding() const {
   std::string bytes(kChannelBytes, '\0');
-  if (SSL_export_keying_material(ssl, reinterpret_cast<unsigned char*>(bytes.data()), bytes.size(),
-                                 kChannelLabel.data(), kChannelLabel.size(), nullptr, 0, 0) == 1) {
+  if (SSL_export_keying_material(ssl_.get(), reinterpret_cast<unsigned char*>(bytes.data()),
+                                 bytes.size(), kChannelLabel.data(), kChannelLabel.size(), nullptr,
+                                 0, 0) == 1) {
     return bytes;
   }
   return fail(ErrorCode::kInternal, "TLS exports no keying material: {}", tls_problem());

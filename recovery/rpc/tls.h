@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "proto/frame.pb.h"
@@ -20,32 +23,60 @@ Result<std::shared_ptr<const TlsContext>> make_tls_context(const CredentialOptio
 // The first byte of a TLS connection. A plain one begins with 0, of the length of a frame.
 inline constexpr char kTlsFirstByte = 22;
 
-// The TLS of one connection: which keys it offers, and who the peer has proven to be. The OpenSSL
-// callbacks write to it during the handshake, so it does not move.
+// The TLS of one connection, without a socket: its owner brings what the network has sent, and
+// sends what is handed out. The OpenSSL callbacks write to it during the handshake, so it does not
+// move.
 class TlsSession {
  public:
-  // `host`: the one that a caller has dialled.
-  TlsSession(std::shared_ptr<const TlsContext> context, Side side, std::string host);
+  // `host`: the one that a caller has dialled. kInternal: OpenSSL has no memory for it.
+  static Result<std::unique_ptr<TlsSession>> create(std::shared_ptr<const TlsContext> context,
+                                                    Side side, std::string host);
   TlsSession(const TlsSession&) = delete;
   TlsSession& operator=(const TlsSession&) = delete;
+  ~TlsSession();
 
-  // A new SSL that refers to this session. The caller owns it.
-  ssl_st* make_ssl();
-  // Why the handshake failed. `code`: of OpenSSL's error queue.
-  Error failure(unsigned long code, const std::string& text) const;
+  // `bytes` stay where they are until read() or shake_hands() asks for more.
+  void take_from_network(std::string_view bytes) { input_ = bytes; }
+  // Replaces `output` by what has to be sent. Also a failed handshake has something to say.
+  void give_to_network(std::string& output);
+
+  // false: the peer has to send more. kDenied: the ends do not accept each other.
+  Result<bool> shake_hands();
   // After the handshake. Fills proof, principals and encrypted. kDenied: the peer's certificate is
   // not valid, or does not name this host.
-  Result<void> prove(ssl_st* ssl, Peer& peer) const;
-  // A caller, after failure: what a peer has sent that does not speak TLS. "" otherwise.
-  std::string plain_bytes(ssl_st* ssl) const;
+  Result<void> prove(Peer& peer) const;
+  // After the handshake: exported keying material, the same at both ends and known to no relay
+  // (RFC 9266).
+  Result<std::string> channel_binding() const;
+  // A caller, after shake_hands() has failed: what a peer has sent that does not speak TLS. ""
+  // otherwise.
+  std::string plain_bytes() const;
+
+  // After the handshake: bytes that the peer has written. 0: it has to send more. kPeerLost: its
+  // bytes are not of this connection, or it has ended TLS.
+  Result<std::size_t> read(std::span<char> into);
+  // false: read() would ask for more.
+  bool has_bytes() const;
+  Result<void> write(std::string_view bytes);
 
  private:
   friend struct TlsCallbacks;
+  friend struct TlsNetwork;
+  struct Free {
+    void operator()(ssl_st* ssl) const;
+  };
+  TlsSession(std::shared_ptr<const TlsContext> context, Side side, std::string host);
+  // Why the handshake failed. `code`: of OpenSSL's error queue.
+  Error failure(unsigned long code) const;
   std::string describe_keys() const;
 
   const std::shared_ptr<const TlsContext> context_;
   const Side side_;
   const std::string host_;
+  std::unique_ptr<ssl_st, Free> ssl_;
+  // Of the network, and for it.
+  std::string_view input_;
+  std::string output_;
   // The identity that we offer; it holds until the handshake has ended.
   std::string offered_identity_;
   // The id of the shared key in use, or the one that the server does not have.
@@ -53,12 +84,9 @@ class TlsSession {
   std::string unknown_key_id_;
   // Why the peer's certificate is not valid.
   std::string certificate_problem_;
-  // The header of the last record.
+  // The header of the last record of the handshake.
   std::string last_header_;
 };
-
-// Exported keying material, the same at both ends and known to no relay (RFC 9266).
-Result<std::string> channel_binding(ssl_st* ssl);
 
 // A certificate whose first SPIFFE URI is spiffe://DOMAIN/rekindle/ROLE/NAME says which role and
 // node its owner is. kDenied: the hello says another. `wanted`: the role that the caller expects.
