@@ -75,6 +75,8 @@ struct Session {
   std::uint64_t max_bytes_per_second = 0;
   // The puller is of a release before protocol 3: its streams send the token.
   bool sends_token = false;
+  // The addresses, without ports, from which its data streams may come. Empty: from any.
+  std::vector<std::string> stream_hosts = {};
 };
 
 // A counter in a separate page, which processes on the same host can watch.

@@ -168,6 +168,10 @@ Result<void> Daemon::start() {
   TRY(credentials_, rpc::Credentials::open(options_.credentials));
   TRY_VOID(rpc::check_exposure("the agent", options_.listen, credentials_,
                                options_.credentials.insecure));
+  if (!options_.data_listen.empty()) {
+    TRY_VOID(rpc::check_exposure("the data port of the agent", options_.data_listen, credentials_,
+                                 options_.credentials.insecure));
+  }
   TRY(const auto listen, rpc::HostPort::parse(options_.listen));
   CoreOptions core_options;
   core_options.node_id = node_id();

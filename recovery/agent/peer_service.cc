@@ -39,7 +39,9 @@ bool holds_tensor(const Served& served, TensorIndex tensor) {
          served.held->test_range(tiles.first_tile(tensor), tiles.first_tile(tensor + 1));
 }
 
-constexpr std::uint64_t kDirectGrantMs = 3'600'000;
+constexpr std::uint64_t kDirectGrantMs = 60'000;
+// Pullers of protocol 2 do not renew it.
+constexpr std::uint64_t kDirectGrantOfProtocol2Ms = 3'600'000;
 // Each item may hash a whole tile.
 constexpr int kMaxProofItems = 1024;
 // Between two slices of a call the others have their turn, and a caller that has gone is noticed.
@@ -378,7 +380,8 @@ proto::Grant PeerService::direct_grant(const rpc::Peer& puller, const Digest& ro
   grant.set_source_incarnation(identity_.incarnation.to_bytes());
   *grant.mutable_root() = rpc::to_proto(root);
   grant.set_issuer(identity_.incarnation.to_bytes());
-  grant.set_expiry_ms(issuer_clock_ms() + kDirectGrantMs);
+  grant.set_expiry_ms(issuer_clock_ms() +
+                      (puller.public_key.empty() ? kDirectGrantOfProtocol2Ms : kDirectGrantMs));
   grant.set_serial(next_serial_++);
   rpc::sign_grant(grant, identity_);
   return grant;

@@ -18,6 +18,7 @@ using async::Task;
 namespace {
 
 constexpr std::uint32_t kPathsOffered = 16;
+constexpr int kMaxStreamHosts = 64;
 // A puller waits for a session for 1.5 s.
 constexpr std::chrono::milliseconds kOpenPatience{1000};
 // Pullers hear of a coordinator within seconds, and renew every ten.
@@ -42,6 +43,18 @@ Task<Result<void>> still_asked() {
   const bool cancelled = co_await async::is_cancelled();
   if (cancelled) co_return fail(ErrorCode::kUnavailable, "cancelled");
   co_return Result<void>();
+}
+
+// Those of a puller that names none, and those behind a Unix socket, are not checked.
+std::vector<std::string> stream_hosts(const rpc::Peer& peer,
+                                      const proto::OpenSessionRequest& request) {
+  const auto address = rpc::HostPort::parse(peer.address);
+  if (peer.public_key.empty() || !address) return {};
+  const auto named = std::min(request.stream_hosts_size(), kMaxStreamHosts);
+  std::vector<std::string> hosts(request.stream_hosts().begin(),
+                                 request.stream_hosts().begin() + named);
+  hosts.push_back(address->host);
+  return hosts;
 }
 
 // 0 means no limit.
@@ -99,10 +112,8 @@ Result<std::optional<TimePoint>> PeerSessions::check_grant(
   }
   const Digest root = rpc::from_proto(request.root());
   TRY(const TimePoint end, rights_.check(peer, request.grant(), root));
-  // A release before protocol 3 renews no grant. This agent gives no second grant of its own.
-  if (peer.public_key.empty() || request.grant().issuer() == self.incarnation.to_bytes()) {
-    return std::nullopt;
-  }
+  // A release before protocol 3 renews no grant.
+  if (peer.public_key.empty()) return std::nullopt;
   return end;
 }
 
@@ -159,6 +170,7 @@ Task<Result<proto::OpenSessionResponse>> PeerSessions::open(rpc::Peer peer,
   session.max_bytes_per_second =
       lower_rate(request.grant().max_bytes_per_second(), limits_.max_bytes_per_second);
   session.sends_token = peer.public_key.empty();
+  session.stream_hosts = stream_hosts(peer, request);
 
   const std::vector<std::string> transports(request.transports().begin(),
                                             request.transports().end());
@@ -169,8 +181,12 @@ Task<Result<proto::OpenSessionResponse>> PeerSessions::open(rpc::Peer peer,
   const CopyKey copy = key_of(*served->manifest);
   log::info("session.open", "puller", peer.node_id, "address", peer.address, "version",
             copy.id.to_string());
-  sessions_[session.token] = {connection_of(peer),  copy, peer.node_id, false, nullptr, grant_end,
-                              rpc::budget_key(peer)};
+  sessions_[session.token] = {.connection = connection_of(peer),
+                              .copy = copy,
+                              .puller = peer.node_id,
+                              .grant_end = grant_end,
+                              .own_grant = is_own(request.grant()),
+                              .budget_key = rpc::budget_key(peer)};
   parts_.registry.admit(std::move(session));
   if (grant_end && !std::exchange(watching_grants_, true)) {
     ending_alone_.spawn("session.grants", watch_grants());
@@ -189,9 +205,14 @@ Result<proto::OpenSessionResponse> PeerSessions::renew(const rpc::Peer& peer,
   Session& session = sessions_.at(token);
   // A grant that was overtaken on its way takes nothing back.
   if (grant_end && session.grant_end) session.grant_end = std::max(session.grant_end, grant_end);
+  session.own_grant = is_own(request.grant());
   proto::OpenSessionResponse response;
   response.set_token(request.renews());
   return response;
+}
+
+bool PeerSessions::is_own(const proto::Grant& grant) const {
+  return grant.issuer() == parts_.identity.incarnation.to_bytes();
 }
 
 // A coordinator that is away gives no grants: then running pulls go on, and pullers get time to
@@ -199,10 +220,11 @@ Result<proto::OpenSessionResponse> PeerSessions::renew(const rpc::Peer& peer,
 std::vector<SessionToken> PeerSessions::without_grant() const {
   const TimePoint now = steady_now();
   const auto contact = parts_.grant_clock.in_contact_since(now);
+  const bool coordinator_renews = contact && now >= *contact + kRenewalTime;
   std::vector<SessionToken> tokens;
-  if (!contact || now < *contact + kRenewalTime) return tokens;
   for (const auto& [token, session] : sessions_) {
-    if (session.grant_end && *session.grant_end <= now) tokens.push_back(token);
+    const bool over = session.grant_end && *session.grant_end <= now;
+    if (over && (session.own_grant || coordinator_renews)) tokens.push_back(token);
   }
   return tokens;
 }

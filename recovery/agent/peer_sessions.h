@@ -116,6 +116,8 @@ class PeerSessions {
     std::shared_ptr<const void> memory = nullptr;
     // The end of the puller's last grant. nullopt: only its connection ends the session.
     std::optional<TimePoint> grant_end = {};
+    // This agent gave that grant, and gives the next.
+    bool own_grant = false;
     // See rpc::budget_key().
     std::string budget_key = {};
   };
@@ -127,6 +129,7 @@ class PeerSessions {
   // Ends each session whose grant has run out, until no session has a grant.
   async::Task<void> watch_grants();
   std::vector<SessionToken> without_grant() const;
+  bool is_own(const proto::Grant& grant) const;
   Result<const Served*> admit(const rpc::Peer& peer,
                               const proto::OpenSessionRequest& request) const;
   // The answer to the puller, without regions. kUnavailable: there is no transport in common.

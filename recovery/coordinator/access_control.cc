@@ -63,6 +63,13 @@ Result<void> AccessControl::may_announce(std::span<const std::string> principals
   return {};
 }
 
+Result<void> AccessControl::may_hold(std::span<const std::string> principals,
+                                     const std::string& model) const {
+  auto reads = allow(principals, rpc::Verb::kRead, model);
+  if (reads || allow(principals, rpc::Verb::kPublish, model)) return {};
+  return fail(std::move(reads).error());
+}
+
 void AccessControl::hide_unreadable(const rpc::Peer& peer,
                                     proto::ClusterStatusResponse& status) const {
   if (rights_ == nullptr) return;

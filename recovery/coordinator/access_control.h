@@ -37,6 +37,8 @@ class AccessControl final : public rpc::CallGuard {
   // published them.
   Result<void> may_announce(std::span<const std::string> principals,
                             const std::string& model) const;
+  // May a member have copies of the model? It has pulled or published them.
+  Result<void> may_hold(std::span<const std::string> principals, const std::string& model) const;
   // Takes out what concerns models that the peer may not read.
   void hide_unreadable(const rpc::Peer& peer, proto::ClusterStatusResponse& status) const;
 

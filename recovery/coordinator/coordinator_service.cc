@@ -100,6 +100,8 @@ async::Task<Result<proto::RegisterResponse>> CoordinatorService::enroll(
                    peer.node_id, request.node().node_id());
   }
   CO_TRY(NodeInfo info, from_proto(request.node()));
+  // Pullers go there.
+  CO_TRY_VOID(rpc::HostPort::parse(info.control_endpoint));
   set_party(info, peer);
   fill_host(info, peer);
   const auto ask = [&] {

@@ -285,7 +285,7 @@ void set_party(NodeInfo& info, const rpc::Peer& peer) {
   if (peer.proof == rpc::Proof::kCertificate && !peer.principals.empty()) {
     info.party = peer.principals.front();
   } else if (peer.proof == rpc::Proof::kSecret) {
-    info.party = "host " + host_of(peer.address);
+    info.party = "host " + rpc::budget_key(peer);
   }
 }
 

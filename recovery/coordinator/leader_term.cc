@@ -175,6 +175,9 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   core.set_may_claim([&options](const Member& member, const Holding& holding) -> Result<void> {
     return options.access.may_announce(member.info.principals, holding.id.model);
   });
+  core.set_may_hold([&options](const Member& member, const std::string& model) {
+    return options.access.may_hold(member.info.principals, model);
+  });
   services.attach(*server);
   rpc::serve_drills(*server, executor, {options.options.allow_drills});
   const CountedTerm counted(begun ? options.metrics : nullptr, core, *server);

@@ -181,6 +181,12 @@ proto::RoundOrders RoundService::orders_of(const std::string& node_id) const {
 async::Task<Result<std::string>> RoundService::report_round(rpc::Peer peer, std::string body) {
   CO_TRY(const auto request, rpc::parse_body<proto::RoundReport>(body));
   CO_TRY_VOID(check_speaker(peer, request.node_id(), request.incarnation()));
+  for (const auto& member : request.members()) {
+    if (access_ == nullptr || access_->may_read(peer, member.id().model())) continue;
+    co_return fail(ErrorCode::kDenied,
+                   "an update needs the right `read`: {} has a rank of {}, which it may not read",
+                   request.node_id(), cut(member.id().model()));
+  }
   CO_TRY(RoundReport report, from_proto(request, steady_now()));
   report.wait = wait_of(request.wait_ms());
   const TimePoint until = steady_now() + report.wait;

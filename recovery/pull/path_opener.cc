@@ -109,11 +109,12 @@ async::Task<Result<void>> PathOpener::open_session(ActiveSource& source, trace::
 async::Task<void> PathOpener::keep_alive(const ActiveSource& source) const {
   const proto::Grant& grant = source.record.grant();
   const bool own_grant = grant.issuer() == grant.source_incarnation();
-  const bool renews = source.session && !own_grant && !source.peer->before_protocol_3();
+  const bool renews = source.session && !source.peer->before_protocol_3();
   if (!renews) return SourcePeer::keep_alive(source.peer);
-  return SourcePeer::renew_session(source.peer,
-                                   {environment_.self, options_.id, options_.root, grant, {}, {}},
-                                   source.session->token);
+  SourcePeer::SessionRequest wanted{environment_.self, options_.id, options_.root, grant, {}, {}};
+  return own_grant
+             ? SourcePeer::renew_grant(source.peer, std::move(wanted), source.session->token)
+             : SourcePeer::renew_session(source.peer, std::move(wanted), source.session->token);
 }
 
 async::Task<Result<PathOpener::Opened>> PathOpener::open_paths(ActiveSource& source) {

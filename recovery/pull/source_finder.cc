@@ -217,7 +217,7 @@ async::Task<void> SourceFinder::refresh(std::chrono::milliseconds deadline) {
     queued_.reset();
     co_return;
   }
-  if (pull_id_.empty()) co_return co_await open_again(client, deadline);
+  if (pull_id_.empty() || unknown_) co_return co_await open_again(client, deadline, false);
   // Named, not a temporary: g++ 12 destroys aggregates inside co_await twice.
   const PullReport nothing_new;
   auto response = co_await tell_progress(client, nothing_new, true, deadline);
@@ -227,6 +227,9 @@ async::Task<void> SourceFinder::refresh(std::chrono::milliseconds deadline) {
   }
   coordinator_silent_ = response.error().code() == ErrorCode::kTimeout;
   log::debug("pull.refresh", "error", response.error());
+  if (response.error().code() != ErrorCode::kStale) co_return;
+  unknown_ = true;
+  co_await open_again(client, deadline, false);
 }
 
 async::Task<void> SourceFinder::refresh_from_peers(std::chrono::milliseconds deadline) {
@@ -240,10 +243,10 @@ async::Task<void> SourceFinder::refresh_from_peers(std::chrono::milliseconds dea
   answered_ = steady_now();
 }
 
-// No source had a share to give when the pull was opened. Pullers that were first may have one by
-// now.
+// No source had a share to give when the pull was opened, and pullers that were first may have one
+// by now; or the coordinator does not know the pull, because it has restarted.
 async::Task<void> SourceFinder::open_again(std::shared_ptr<rpc::RpcClient> client,
-                                           std::chrono::milliseconds deadline) {
+                                           std::chrono::milliseconds deadline, bool runs) {
   // Until the coordinator says again that the pull is queued.
   queued_.reset();
   if (resolved_.root.is_nil()) co_return;
@@ -252,7 +255,9 @@ async::Task<void> SourceFinder::open_again(std::shared_ptr<rpc::RpcClient> clien
   auto response = co_await open(std::move(client), ref, deadline);
   if (!response) {
     coordinator_silent_ = response.error().code() == ErrorCode::kTimeout;
-  } else if (rpc::from_proto(response->root()) == resolved_.root) {
+  } else if (rpc::from_proto(response->root()) == resolved_.root &&
+             (response->sources_size() > 0 || !runs)) {
+    unknown_ = false;
     take_offer(*response);
   }
 }
@@ -285,9 +290,11 @@ async::Task<Result<proto::PullProgressResponse>> SourceFinder::tell_progress(
 async::Task<void> SourceFinder::exchange(PullReport report) {
   const auto client = coordinator();
   if (client == nullptr || pull_id_.empty()) co_return;
+  if (unknown_) co_return co_await open_again(client, kCallDeadline, true);
   const auto response = co_await tell_progress(client, std::move(report), true, kCallDeadline);
   if (!response) {
     log::debug("pull.exchange", "error", response.error());
+    unknown_ = response.error().code() == ErrorCode::kStale;
   } else if (response->sources_size() > 0) {
     take_sources(*response);
   }

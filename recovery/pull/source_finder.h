@@ -86,8 +86,9 @@ class SourceFinder {
   async::Task<Result<proto::OpenPullResponse>> open(std::shared_ptr<rpc::RpcClient> client,
                                                     ModelRef ref,
                                                     std::chrono::milliseconds deadline) const;
+  // `runs`: the pull has sources, and takes only an answer with some.
   async::Task<void> open_again(std::shared_ptr<rpc::RpcClient> client,
-                               std::chrono::milliseconds deadline);
+                               std::chrono::milliseconds deadline, bool runs);
   void take_offer(const proto::OpenPullResponse& response);
   void take_sources(const proto::PullProgressResponse& response);
   async::Task<Result<proto::PullProgressResponse>> tell_progress(
@@ -108,6 +109,8 @@ class SourceFinder {
   Resolved resolved_;
   // The coordinator's id of this pull. "": none is open.
   std::string pull_id_;
+  // The coordinator does not know it, because it has restarted.
+  bool unknown_ = false;
   std::vector<proto::Source> sources_;
   std::optional<std::chrono::milliseconds> queued_;
   TimePoint answered_{};

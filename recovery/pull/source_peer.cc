@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "proto/drill.pb.h"
+#include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/methods.h"
 #include "src/async/task_group.h"
@@ -177,6 +178,7 @@ proto::OpenSessionRequest SourcePeer::request_for(SessionRequest wanted) const {
   *request.mutable_layout() = source_.layout();
   *request.mutable_grant() = std::move(wanted.grant);
   for (auto& transport : wanted.transports) request.add_transports(std::move(transport));
+  for (auto& host : rpc::local_hosts()) request.add_stream_hosts(std::move(host));
   return request;
 }
 
@@ -247,6 +249,24 @@ async::Task<void> SourcePeer::close_session(std::shared_ptr<SourcePeer> peer, Se
 async::Task<void> SourcePeer::keep_alive(std::shared_ptr<SourcePeer> peer) {
   auto answer = co_await rpc::call<proto::AGENT_STATUS>(peer->client_, {}, kKeepAliveDeadline);
   if (!answer && answer.error().code() == ErrorCode::kTimeout) peer->client_->close();
+}
+
+async::Task<void> SourcePeer::renew_grant(std::shared_ptr<SourcePeer> peer, SessionRequest wanted,
+                                          SessionToken token) {
+  proto::OpenDirectRequest request;
+  request.set_model(wanted.id.model);
+  request.set_version(wanted.id.version);
+  request.set_puller_incarnation(wanted.self.incarnation());
+  auto answer = co_await rpc::call<proto::AGENT_OPEN_DIRECT>(peer->client_, std::move(request),
+                                                             kKeepAliveDeadline);
+  if (!answer || answer->sources().empty()) {
+    log::info("pull.renew", "source", peer->name(), "error",
+              answer ? Error{ErrorCode::kUnavailable, "no copy can be read now"} : answer.error());
+    co_return;
+  }
+  wanted.grant = answer->sources(0).grant();
+  auto renewing = renew_session(std::move(peer), std::move(wanted), token);
+  co_await std::move(renewing);
 }
 
 async::Task<void> SourcePeer::renew_session(std::shared_ptr<SourcePeer> peer, SessionRequest wanted,

@@ -11,6 +11,8 @@
 #include <optional>
 #include <thread>
 
+#include <arpa/inet.h>
+#include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -34,6 +36,7 @@ using asio::ip::tcp;
 namespace {
 
 constexpr std::size_t kMaxHostBytes = 253;
+constexpr std::size_t kMaxLocalHosts = 64;
 
 Failure malformed(std::string_view text) {
   return fail(ErrorCode::kInvalid,
@@ -93,6 +96,26 @@ std::string to_string(const Endpoint& endpoint) {
     address = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
   }
   return HostPort{address.to_string(), inet.port()}.to_string();
+}
+
+std::vector<std::string> local_hosts() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
+  std::vector<std::string> hosts;
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || hosts.size() == kMaxLocalHosts) continue;
+    char text[INET6_ADDRSTRLEN] = "";
+    if (one->ifa_addr->sa_family == AF_INET) {
+      const auto* v4 = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
+      ::inet_ntop(AF_INET, &v4->sin_addr, text, sizeof text);
+    } else if (one->ifa_addr->sa_family == AF_INET6) {
+      const auto* v6 = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
+      ::inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof text);
+    }
+    if (*text != '\0') hosts.emplace_back(text);
+  }
+  return hosts;
 }
 
 std::vector<Endpoint> numeric_endpoints(const HostPort& address) {

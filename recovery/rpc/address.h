@@ -43,6 +43,8 @@ Result<void> check_peer_uid(int socket_fd, const std::string& path);
 
 // An endpoint from a socket call: "10.0.0.3:51234", "[fd00::3]:7400"; a v4-mapped address as v4.
 std::string to_string(const Endpoint& endpoint);
+// The addresses of the interfaces of this host, "10.0.0.3" or "fd00::3"; at most 64.
+std::vector<std::string> local_hosts();
 // Addresses written as numbers, without asking a name server; empty when `host` is a name.
 std::vector<Endpoint> numeric_endpoints(const HostPort& address);
 

@@ -60,6 +60,12 @@ Result<void> check_private_file(int fd, const std::string& what) {
   if (!S_ISREG(info.st_mode)) {
     return fail(ErrorCode::kInvalid, "the {} is not a regular file", what);
   }
+  // Its owner can change it.
+  if (info.st_uid != 0 && info.st_uid != ::geteuid()) {
+    return fail(ErrorCode::kDenied,
+                "the {} belongs to another user (uid {}); run: chown {} on it, as root", what,
+                info.st_uid, ::geteuid());
+  }
   // Only root can give a file of root to a group. systemd and Kubernetes hand secrets over like
   // that.
   const mode_t forbidden = info.st_uid == 0 ? 037 : 077;

@@ -148,6 +148,11 @@ Result<Peer> check_hello(const proto::Hello& own, const proto::Hello& peer) {
   return result;
 }
 
+void tell_epoch(const Identity& own, const Peer& peer) {
+  const bool member = peer.role == proto::ROLE_AGENT || peer.role == proto::ROLE_COORDINATOR;
+  if (member && own.heard_epoch) own.heard_epoch(peer.epoch);
+}
+
 Result<void> check_signs(const proto::Hello& own, const proto::Hello& peer, bool encrypted) {
   if (!encrypted || both_sign(own, peer)) return {};
   return fail(

@@ -37,6 +37,8 @@ Result<Peer> check_hello(const proto::Hello& own, const proto::Hello& peer);
 Result<void> check_signs(const proto::Hello& own, const proto::Hello& peer, bool encrypted);
 // Whether both ends have a key, and sign.
 bool both_sign(const proto::Hello& own, const proto::Hello& peer);
+// Hands the epoch of the peer on. Only those who take part in the fleet tell one.
+void tell_epoch(const Identity& own, const Peer& peer);
 // The caller checks in addition that the answer comes from the incarnation that it meant.
 Result<void> check_expected(const std::optional<Incarnation>& expected, const Peer& peer);
 

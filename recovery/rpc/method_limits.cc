@@ -166,9 +166,9 @@ MethodLimits limits_of(std::uint32_t method) {
     // The spans of the pull.
     case proto::COORDINATOR_CLOSE_PULL:
       return {1 * kMiB32};
-    // 12 bytes for each piece of what its workers want.
+    // 12 bytes for each piece of what its workers want: pieces of 2.7 TiB.
     case proto::COORDINATOR_ROUND:
-      return {16 * kMiB32};
+      return {8 * kMiB32};
     case proto::COORDINATOR_REPORT_JOINT:
       return {512 * kKiB32};
     case proto::COORDINATOR_STATUS:

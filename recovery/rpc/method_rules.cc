@@ -38,14 +38,14 @@ constexpr std::array kRules = {
     MethodRule{proto::COORDINATOR_REGISTER, kAgent, Verb::kMember, kAudited},
     MethodRule{proto::COORDINATOR_HEARTBEAT, kAgent},
     MethodRule{proto::COORDINATOR_ANNOUNCE, kAgent},
-    MethodRule{proto::COORDINATOR_REPORT_RANK, kAgent},
+    MethodRule{proto::COORDINATOR_REPORT_RANK, kAgent, Verb::kRead},
     MethodRule{proto::COORDINATOR_LET_GO, kAgent},
     MethodRule{proto::COORDINATOR_ROUND, kAgent},
-    MethodRule{proto::COORDINATOR_REPORT_JOINT, kAgent},
+    MethodRule{proto::COORDINATOR_REPORT_JOINT, kAgent, Verb::kPublish},
     // Publishers and pullers. A pull belongs to the process that opened it.
     MethodRule{proto::COORDINATOR_PUBLISH, kReader, Verb::kPublish, kAudited},
     MethodRule{proto::COORDINATOR_OPEN_PULL, kReader, Verb::kRead},
-    MethodRule{proto::COORDINATOR_PULL_PROGRESS, kReader},
+    MethodRule{proto::COORDINATOR_PULL_PROGRESS, kReader, Verb::kRead},
     MethodRule{proto::COORDINATOR_CLOSE_PULL, kReader},
     MethodRule{proto::COORDINATOR_RESOLVE, kCaller, Verb::kRead},
     // Operators. The status has only models that the caller may read.
@@ -137,12 +137,18 @@ Result<CallObject> object_of(proto::Method method, const std::string& body) {
   switch (method) {
     case proto::COORDINATOR_PUBLISH:
       return versioned<proto::PublishRequest>(body);
+    case proto::COORDINATOR_REPORT_JOINT:
+      return versioned<proto::JointReport>(body);
+    case proto::COORDINATOR_PULL_PROGRESS:
+      return versioned<proto::PullProgressRequest>(body);
     case proto::COORDINATOR_RETIRE:
       return versioned<proto::RetireRequest>(body);
     case proto::COORDINATOR_BEGIN_UPDATE:
       return versioned<proto::BeginUpdateRequest>(body);
     case proto::COORDINATOR_PLAN_UPDATE:
       return versioned<proto::PlanUpdateRequest>(body);
+    case proto::COORDINATOR_REPORT_RANK:
+      return modelled<proto::RankReport>(body);
     case proto::COORDINATOR_OPEN_PULL:
       return modelled<proto::OpenPullRequest>(body);
     case proto::COORDINATOR_RESOLVE:

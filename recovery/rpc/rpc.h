@@ -49,7 +49,7 @@ struct Identity {
   std::shared_ptr<Credentials> credentials = {};
   // Returns the highest epoch of a coordinator that this process has heard of; may be empty.
   std::function<std::uint64_t()> epoch;
-  // Receives the epoch of each accepted hello; may be empty.
+  // Receives the epoch of each accepted hello of an agent or a coordinator; may be empty.
   std::function<void(std::uint64_t epoch)> heard_epoch = {};
 };
 

@@ -290,7 +290,7 @@ async::Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Greeting
     peer.proof = Proof::kLocalUser;
     peer.principals = {fmt::format("uid:{}", ::geteuid())};
   }
-  if (identity.heard_epoch) identity.heard_epoch(peer.epoch);
+  tell_epoch(identity, peer);
   co_return peer;
 }
 
@@ -365,8 +365,7 @@ async::Task<Result<Greeted>> connect_once(std::string address, Greeting greeting
   connection->set_handshake_deadline(until);
   if (tls) {
     CO_TRY(const HostPort target, HostPort::parse(address));
-    auto context = greeting.identity.credentials->context();
-    auto connecting = connection->connect_tls(std::move(context), target.host);
+    auto connecting = connection->connect_tls(greeting.identity.credentials, target.host);
     if (const auto secured = co_await std::move(connecting); !secured) {
       Error reason = secured.error();
       met_plain_peer = connection->met_plain_peer();

@@ -13,8 +13,10 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 
+#include "recovery/rpc/credentials.h"
 #include "recovery/rpc/handshake.h"
 #include "recovery/rpc/tls.h"
+#include "src/base/log.h"
 
 namespace rekindle::rpc {
 
@@ -32,6 +34,7 @@ constexpr std::size_t kRecordBytes = 16u << 10;
 // Small frames share one write.
 constexpr std::size_t kJoinWritesBytes = 16u << 10;
 constexpr std::chrono::milliseconds kRefusalLinger{1000};
+constexpr std::chrono::milliseconds kProofCheck{5000};
 // A watch that fires this late slept with its whole process (SIGSTOP, a suspended machine). The
 // peer is not to blame, so deadlines move by as much and a little more.
 constexpr std::chrono::milliseconds kOwnPause{500};
@@ -66,6 +69,7 @@ std::shared_ptr<Connection> Connection::create(Socket socket) {
 
 Connection::Connection(Socket socket)
     : socket_(std::move(socket)),
+      proof_watch_(socket_.get_executor()),
       chunk_(kSmallChunkBytes),
       read_watch_(socket_.get_executor()),
       last_frame_(steady_clock::now()),
@@ -110,9 +114,10 @@ Result<bool> Connection::feed_record() {
   return size > 0;
 }
 
-async::Task<Result<void>> Connection::connect_tls(std::shared_ptr<const TlsContext> context,
+async::Task<Result<void>> Connection::connect_tls(std::shared_ptr<Credentials> credentials,
                                                   std::string host) {
-  CO_TRY(tls_, TlsSession::create(std::move(context), Side::kCaller, std::move(host)));
+  credentials_ = std::move(credentials);
+  CO_TRY(tls_, TlsSession::create(credentials_->context(), Side::kCaller, std::move(host)));
   auto shaking = shake_hands({});
   auto shaken = co_await std::move(shaking);
   const std::string plain = shaken ? std::string() : tls_->plain_bytes();
@@ -135,8 +140,9 @@ async::Task<Result<bool>> Connection::sees_tls() {
   co_return false;
 }
 
-async::Task<Result<void>> Connection::accept_tls(std::shared_ptr<const TlsContext> context) {
-  CO_TRY(tls_, TlsSession::create(std::move(context), Side::kServer, ""));
+async::Task<Result<void>> Connection::accept_tls(std::shared_ptr<Credentials> credentials) {
+  credentials_ = std::move(credentials);
+  CO_TRY(tls_, TlsSession::create(credentials_->context(), Side::kServer, ""));
   auto shaking = shake_hands(first_bytes_);
   co_return co_await std::move(shaking);
 }
@@ -148,7 +154,10 @@ async::Task<Result<void>> Connection::shake_hands(std::string_view received) {
   for (;;) {
     tls_->take_from_network(received);
     const auto done = tls_->shake_hands();
-    if (done && *done) co_return Result<void>();
+    if (done && *done) {
+      watch_proof();
+      co_return Result<void>();
+    }
     tls_failed_ = !done;
     tls_->give_to_network(records_);
     // A peer that has closed may have sent its reason before.
@@ -160,6 +169,17 @@ async::Task<Result<void>> Connection::shake_hands(std::string_view received) {
     if (!more) co_return fail(std::move(more).error());
     received = *more;
   }
+}
+
+void Connection::watch_proof() {
+  proof_watch_.expires_after(kProofCheck);
+  proof_watch_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
+    if (error || self->closed_) return;
+    const auto still = self->tls_->check_again(self->credentials_->context());
+    if (still) return self->watch_proof();
+    log::warn("rpc.proof_over", "why", still.error());
+    self->close(still.error());
+  });
 }
 
 Result<void> Connection::prove(Peer& peer) const {
@@ -306,6 +326,7 @@ void Connection::close(Error reason) {
   socket_.close(ignored);
   read_watch_.cancel();
   write_watch_.cancel();
+  proof_watch_.cancel();
   if (!writing_) queue_.clear();
   queued_bytes_ = 0;
   // It may own the owner of this connection.

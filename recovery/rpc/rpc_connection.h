@@ -23,7 +23,7 @@ namespace rekindle::rpc {
 
 using Socket = boost::asio::generic::stream_protocol::socket;
 class TlsSession;
-struct TlsContext;
+class Credentials;
 
 // One framed connection, either end. Everything happens on the executor's one thread. One coroutine
 // reads at a time. Any number of send() calls write, in their order. Deadlines bound a frame that
@@ -40,13 +40,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // A caller begins TLS. kDenied: the ends do not accept each other. met_plain_peer(): the server
   // speaks without TLS; its refusal may be read.
-  async::Task<Result<void>> connect_tls(std::shared_ptr<const TlsContext> context,
-                                        std::string host);
+  async::Task<Result<void>> connect_tls(std::shared_ptr<Credentials> credentials, std::string host);
   bool met_plain_peer() const { return met_plain_peer_; }
   // A server reads the first bytes: does the caller begin TLS?
   async::Task<Result<bool>> sees_tls();
   // After sees_tls() was true. kDenied as above.
-  async::Task<Result<void>> accept_tls(std::shared_ptr<const TlsContext> context);
+  async::Task<Result<void>> accept_tls(std::shared_ptr<Credentials> credentials);
   // Fills in what TLS has proven about the peer. Without TLS nothing.
   Result<void> prove(Peer& peer) const;
   // Ties a signature to this TLS connection; "" without TLS.
@@ -94,6 +93,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Result<bool> feed_record();
   // `received`: what the peer has sent already.
   async::Task<Result<void>> shake_hands(std::string_view received);
+  // Closes the connection when the proof of the peer ends.
+  void watch_proof();
   void write_next();
   void on_written(const boost::system::error_code& error);
   void watch_reads();
@@ -108,6 +109,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Socket socket_;
   // nullptr: frames are plain.
   std::unique_ptr<TlsSession> tls_;
+  std::shared_ptr<Credentials> credentials_;
+  boost::asio::steady_timer proof_watch_;
   // Nothing can be sent on it.
   bool tls_failed_ = false;
   bool met_plain_peer_ = false;

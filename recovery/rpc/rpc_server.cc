@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <list>
+#include <map>
+#include <unordered_map>
 #include <utility>
 
 #include <boost/asio/any_io_executor.hpp>
@@ -15,6 +17,27 @@ namespace rekindle::rpc {
 namespace asio = boost::asio;
 
 namespace {
+
+const std::string kOthers = "pullers and commands";
+
+// How many connections there are by a name. A place counts while it lives.
+class Places {
+ public:
+  std::size_t of(const std::string& name) const {
+    const auto found = counts_->find(name);
+    return found == counts_->end() ? 0 : found->second;
+  }
+  std::shared_ptr<const void> take(const std::string& name) {
+    ++(*counts_)[name];
+    return {counts_.get(), [counts = counts_, name](const void*) {
+              if (--(*counts)[name] == 0) counts->erase(name);
+            }};
+  }
+
+ private:
+  std::shared_ptr<std::unordered_map<std::string, std::size_t>> counts_ =
+      std::make_shared<std::unordered_map<std::string, std::size_t>>();
+};
 
 class Server final : public RpcServer {
  public:
@@ -78,7 +101,7 @@ class Server final : public RpcServer {
     // Has this address room for one more? Drops its oldest unknown one where that helps.
     Result<void> make_room_of(const std::string& host);
     // The connection of `peer` is about to be accepted.
-    Result<void> admit(const Peer& peer) const;
+    Result<std::shared_ptr<const void>> admit(const Peer& peer);
     // `host`: of this address only. Empty: of any.
     bool drop_oldest_unknown(const char* why, std::string_view host = {});
     void stop();
@@ -87,7 +110,14 @@ class Server final : public RpcServer {
     std::shared_ptr<ServerShared> shared;
     std::list<std::shared_ptr<Listener>> listeners;
     // The oldest first.
-    std::list<std::shared_ptr<ServerConnection>> connections;
+    std::map<std::uint64_t, std::shared_ptr<ServerConnection>> connections;
+    std::uint64_t next_connection = 1;
+    // All that came by TCP, by address, but those with a certificate.
+    Places of_host;
+    // Those that have shown a right to be here, by budget_key().
+    Places of_peer;
+    // Of these, pullers and commands.
+    Places of_others;
     bool stopped = false;
   };
 
@@ -125,34 +155,30 @@ void Server::Core::on_accept(Socket socket, std::string address, const std::stri
         {ErrorCode::kExhausted,
          fmt::format("this server has its {} connections; try again later", connections.size())});
   }
-  connections.push_back(connection);
+  const std::uint64_t number = next_connection++;
+  connections.emplace(number, connection);
+  if (!connection->is_unix()) connection->hold(of_host.take(connection->host()));
   shared->tasks.spawn("rpc.connection",
-                      ServerConnection::serve(connection, [weak = weak_from_this(), connection] {
-                        if (const auto core = weak.lock()) core->connections.remove(connection);
+                      ServerConnection::serve(connection, [weak = weak_from_this(), number] {
+                        if (const auto core = weak.lock()) core->connections.erase(number);
                       }));
 }
 
 Result<void> Server::Core::make_room_of(const std::string& host) {
-  const auto of_host = std::ranges::count_if(
-      connections, [&](const auto& connection) { return connection->host() == host; });
-  if (static_cast<std::size_t>(of_host) < shared->limits.max_connections_per_peer) return {};
+  const std::size_t same = of_host.of(host);
+  if (same < shared->limits.max_connections_per_peer) return {};
   if (drop_oldest_unknown("over the connections of one address", host)) return {};
   return fail(ErrorCode::kExhausted,
               "{} has {} connections to this server, as many as one address may have; close some",
-              host, of_host);
+              host, same);
 }
 
-Result<void> Server::Core::admit(const Peer& peer) const {
-  if (peer.local_user) return {};
+Result<std::shared_ptr<const void>> Server::Core::admit(const Peer& peer) {
+  if (peer.local_user) return nullptr;
   const ServerLimits& limits = shared->limits;
   const std::string key = rpc::budget_key(peer);
-  std::size_t same = 0;
-  std::size_t others_than_agents = 0;
-  for (const auto& connection : connections) {
-    if (!connection->greeted() || connection->is_unix()) continue;
-    if (connection->peer().role != proto::ROLE_AGENT) ++others_than_agents;
-    if (connection->budget_key() == key) ++same;
-  }
+  const std::size_t same = of_peer.of(key);
+  const std::size_t others_than_agents = of_others.of(kOthers);
   if (same >= limits.max_connections_per_peer) {
     return fail(ErrorCode::kExhausted,
                 "{} has {} connections to this server, as many as one peer may have; close some",
@@ -165,17 +191,19 @@ Result<void> Server::Core::admit(const Peer& peer) const {
                 "agents; try again later",
                 others_than_agents);
   }
-  return {};
+  auto places = std::make_pair(of_peer.take(key),
+                               peer.role == proto::ROLE_AGENT ? nullptr : of_others.take(kOthers));
+  return std::make_shared<decltype(places)>(std::move(places));
 }
 
 // Connections without a hello go first: they have shown no right to be here.
 bool Server::Core::drop_oldest_unknown(const char* why, std::string_view host) {
-  const auto oldest =
-      std::find_if(connections.begin(), connections.end(), [&](const auto& connection) {
-        return !connection->greeted() && (host.empty() || connection->host() == host);
-      });
+  const auto oldest = std::ranges::find_if(connections, [&](const auto& entry) {
+    const ServerConnection& connection = *entry.second;
+    return !connection.greeted() && (host.empty() || connection.host() == host);
+  });
   if (oldest == connections.end()) return false;
-  const auto dropped = *oldest;
+  const auto dropped = oldest->second;
   connections.erase(oldest);
   dropped->refuse_now({ErrorCode::kExhausted, why});
   return true;
@@ -186,7 +214,7 @@ void Server::Core::stop() {
   for (const auto& listener : listeners) listener->close();
   listeners.clear();
   const auto open = connections;
-  for (const auto& connection : open) {
+  for (const auto& [number, connection] : open) {
     connection->cancel_calls();
     connection->close({ErrorCode::kUnavailable, "shutting down"});
   }

@@ -125,7 +125,7 @@ async::Task<Result<void>> ServerConnection::secure() {
                    "the same --secret-file, or certificates",
                    self);
   }
-  auto accepting = connection_->accept_tls(credentials->context());
+  auto accepting = connection_->accept_tls(credentials);
   CO_TRY_VOID(co_await std::move(accepting));
   co_return connection_->prove(peer_);
 }
@@ -189,7 +189,11 @@ async::Task<Result<void>> ServerConnection::greet() {
   CO_TRY_VOID(check_certified_name(peer, proto::ROLE_UNKNOWN));
   CO_TRY_VOID(check_signs(own.hello(), theirs.hello(), peer.encrypted));
   budget_key_ = rpc::budget_key(peer);
-  if (shared_->admit) CO_TRY_VOID(shared_->admit(peer));
+  if (shared_->admit) {
+    CO_TRY(place_, shared_->admit(peer));
+    // From here on it counts for its certificate.
+    if (peer.proof == Proof::kCertificate) host_place_.reset();
+  }
   auto proving = exchange_proofs(secret, own, theirs);
   CO_TRY_VOID(co_await std::move(proving));
   if (!secret.empty()) {
@@ -197,7 +201,7 @@ async::Task<Result<void>> ServerConnection::greet() {
     peer.principals = {"secret:" + SharedKey(secret).id};
   }
   peer_ = std::move(peer);
-  if (shared_->identity.heard_epoch) shared_->identity.heard_epoch(peer_.epoch);
+  tell_epoch(shared_->identity, peer_);
   co_return Result<void>();
 }
 
@@ -260,6 +264,8 @@ async::Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self
 void ServerConnection::end() {
   connection_->close({ErrorCode::kPeerLost, "connection closed"});
   cancel_calls();
+  place_.reset();
+  host_place_.reset();
   if (std::exchange(greeted_, false) && shared_->on_peer_closed) shared_->on_peer_closed(peer_);
 }
 

@@ -33,7 +33,7 @@ struct ServerShared {
   std::unordered_map<std::uint32_t, Method> methods;
   std::function<void(const Peer&)> on_peer_closed;
   // May this peer, whose hello was accepted, have one more connection?
-  std::function<Result<void>(const Peer&)> admit;
+  std::function<Result<std::shared_ptr<const void>>(const Peer&)> admit;
   RateBudgets rates;
   LargeFrames large_frames;
   std::function<void(proto::Method, bool failed, Duration took)> on_call_ended;
@@ -60,6 +60,7 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   void cancel_calls();
   void close(Error reason) { connection_->close(std::move(reason)); }
   void refuse_now(const Error& error) { connection_->refuse_now(error); }
+  void hold(std::shared_ptr<const void> host_place) { host_place_ = std::move(host_place); }
   bool greeted() const { return greeted_; }
   const Peer& peer() const { return peer_; }
   // Of its address.
@@ -113,6 +114,9 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   bool uses_tls_ = false;
   // See peer_budgets.h.
   std::string budget_key_;
+  // Among the connections that the server counts, by its budget_key() and by its address.
+  std::shared_ptr<const void> place_;
+  std::shared_ptr<const void> host_place_;
   // Of the frame that is being received.
   LargeFrames::Share receiving_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Call>> calls_;

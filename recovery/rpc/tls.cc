@@ -35,6 +35,7 @@ struct FreeOpenSsl {
   void operator()(X509_CRL* list) const { X509_CRL_free(list); }
   void operator()(GENERAL_NAMES* names) const { GENERAL_NAMES_free(names); }
   void operator()(BIO* bio) const { BIO_free(bio); }
+  void operator()(X509_STORE_CTX* check) const { X509_STORE_CTX_free(check); }
 };
 
 std::string tls_problem() {
@@ -532,6 +533,12 @@ Result<void> TlsSession::prove(Peer& peer) const {
   }
   peer.proof = Proof::kCertificate;
   peer.principals = names_of(certificate);
+  if (side_ == Side::kServer && peer.principals.empty()) {
+    return fail(ErrorCode::kDenied,
+                "{} has neither a SPIFFE URI nor a DNS name as subject alternative name; issue one "
+                "that has",
+                describe_certificate(certificate));
+  }
   if (side_ == Side::kServer || names_host(certificate, host_)) return {};
   const std::string domain = trust_domain(peer.principals);
   const CertifiedName name = certified_name(peer.principals);
@@ -543,6 +550,32 @@ Result<void> TlsSession::prove(Peer& peer) const {
               "{} names neither the host {} nor a coordinator or agent of the trust domain of this "
               "end; issue it with this host as a subject alternative name",
               describe_certificate(certificate), host_);
+}
+
+Result<void> TlsSession::check_again(std::shared_ptr<const TlsContext> now) {
+  if (SSL_session_reused(ssl_.get()) == 1) {
+    if (std::ranges::find(now->shared_keys, key_id_, &SharedKey::id) != now->shared_keys.end()) {
+      return {};
+    }
+    return fail(ErrorCode::kDenied, "the secret {} is no longer accepted", key_id_);
+  }
+  X509* certificate = SSL_get0_peer_certificate(ssl_.get());
+  const bool ended =
+      certificate != nullptr && X509_cmp_current_time(X509_get0_notAfter(certificate)) < 0;
+  if (checked_by_ == now && !ended) return {};
+  checked_by_ = std::move(now);
+  const bool is_server = side_ == Side::kServer;
+  X509_STORE* store =
+      SSL_CTX_get_cert_store(is_server ? checked_by_->server.get() : checked_by_->caller.get());
+  const std::unique_ptr<X509_STORE_CTX, FreeOpenSsl> check(X509_STORE_CTX_new());
+  if (certificate == nullptr || check == nullptr ||
+      X509_STORE_CTX_init(check.get(), store, certificate, SSL_get_peer_cert_chain(ssl_.get())) !=
+          1 ||
+      X509_STORE_CTX_set_default(check.get(), is_server ? "ssl_client" : "ssl_server") != 1) {
+    return fail(ErrorCode::kDenied, "the certificate cannot be checked again: {}", tls_problem());
+  }
+  if (X509_verify_cert(check.get()) == 1) return {};
+  return fail(ErrorCode::kDenied, "{}", describe_problem(check.get()));
 }
 
 std::string TlsSession::plain_bytes() const {
@@ -582,12 +615,13 @@ Result<void> check_certified_name(const Peer& peer, proto::Role wanted) {
   }
   if (name.role.empty()) return {};
   // A command that pulls is the puller of its user.
-  const auto role = peer.role == proto::ROLE_PULLER ? proto::ROLE_CLIENT : peer.role;
-  if (role_name(role) != name.role) {
+  const bool is_user =
+      peer.role == proto::ROLE_PULLER && name.role == role_name(proto::ROLE_CLIENT);
+  if (role_name(peer.role) != name.role && !is_user) {
     return fail(ErrorCode::kDenied, "a {} has the certificate of {}, which is for the role {}",
                 role_name(peer.role), peer.principals.front(), name.role);
   }
-  if (peer.role == proto::ROLE_AGENT && peer.node_id != name.node) {
+  if (peer.role == proto::ROLE_AGENT && (name.node.empty() || peer.node_id != name.node)) {
     return fail(ErrorCode::kDenied,
                 "agent {} has the certificate of {}; give the agent --node-id {}, or a certificate "
                 "of its own",

@@ -45,6 +45,9 @@ class TlsSession {
   // After the handshake. Fills proof, principals and encrypted. kDenied: the peer's certificate is
   // not valid, or does not name this host.
   Result<void> prove(Peer& peer) const;
+  // The same proof, by the credentials of now: certificates end or are revoked, secrets are
+  // replaced. kDenied: it is none any more.
+  Result<void> check_again(std::shared_ptr<const TlsContext> now);
   // After the handshake: exported keying material, the same at both ends and known to no relay
   // (RFC 9266).
   Result<std::string> channel_binding() const;
@@ -71,6 +74,8 @@ class TlsSession {
   std::string describe_keys() const;
 
   const std::shared_ptr<const TlsContext> context_;
+  // The one by which the peer's certificate was verified last.
+  std::shared_ptr<const TlsContext> checked_by_ = context_;
   const Side side_;
   const std::string host_;
   std::unique_ptr<ssl_st, Free> ssl_;

@@ -212,7 +212,39 @@ TEST_F(PeerSessionsTest, ASessionEndsWithItsGrant) {
   loop_.run(sessions_->drain(5s));
   EXPECT_EQ(server_.dropped, std::vector{*token});
   EXPECT_FALSE(registry_.find_session(*token)) << "its streams end";
-  EXPECT_TRUE(sessions_->contains(*own)) << "this agent would give that grant again";
+  EXPECT_TRUE(sessions_->contains(*own)) << "its grant is of an hour";
+}
+
+// Whoever may no longer read gets no second grant.
+TEST_F(PeerSessionsTest, ASessionByAGrantOfThisAgentEndsWithItAlsoWithoutACoordinator) {
+  const auto until = [&](std::chrono::milliseconds left) {
+    auto granted = request();
+    granted.mutable_grant()->set_expiry_ms(kIssuerMs + static_cast<std::uint64_t>(left.count()));
+    rpc::sign_grant(*granted.mutable_grant(), self_);
+    return granted;
+  };
+  const auto token = open(until(50ms));
+  ASSERT_TRUE(token) << token.error().message();
+  const auto renewed = open(until(60ms));
+  ASSERT_TRUE(renewed);
+  auto renewal = until(1h);
+  renewal.set_renews(renewed->to_bytes());
+  ASSERT_TRUE(open(renewal));
+  loop_.run_until([&] { return !sessions_->contains(*token); });
+  EXPECT_TRUE(sessions_->contains(*renewed));
+}
+
+TEST_F(PeerSessionsTest, StreamsComeFromTheAddressesOfThePuller) {
+  auto named = request();
+  named.add_stream_hosts("10.1.0.1");
+  const auto token = open(named);
+  ASSERT_TRUE(token);
+  EXPECT_EQ(registry_.find_session(*token)->stream_hosts,
+            (std::vector<std::string>{"10.1.0.1", "10.0.0.1"}));
+  for (int i = 0; i < 1000; ++i) named.add_stream_hosts("10.1.0.2");
+  const auto many = open(named);
+  ASSERT_TRUE(many);
+  EXPECT_EQ(registry_.find_session(*many)->stream_hosts.size(), 65u);
 }
 
 TEST_F(PeerSessionsTest, ANewerGrantKeepsASession) {
@@ -273,6 +305,7 @@ TEST_F(PeerSessionsTest, APullerOfAnEarlierReleaseSendsItsTokenAndRenewsNothing)
   ASSERT_TRUE(response);
   const auto token = SessionToken::from_bytes(response->token());
   EXPECT_TRUE(registry_.find_session(*token)->sends_token);
+  EXPECT_TRUE(registry_.find_session(*token)->stream_hosts.empty()) << "it names none";
   const auto present = open(request_until(50ms));
   EXPECT_FALSE(registry_.find_session(*present)->sends_token);
   loop_.run_until([&] { return !sessions_->contains(*present); });

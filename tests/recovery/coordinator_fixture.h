@@ -174,6 +174,11 @@ inline SourceReport quarantine_report(const NodeInfo& source) {
   result.quarantine = true;
   return result;
 }
+inline SourceReport failed_report(const NodeInfo& source) {
+  SourceReport result = report(source);
+  result.failures = 1;
+  return result;
+}
 inline SourceReport lost_report(const NodeInfo& source) {
   SourceReport result = report(source);
   result.lost = true;

@@ -214,11 +214,14 @@ TEST(CoordinatorHealth, ASourceThatIsSlowBesideOthersComesLast) {
   const NodeInfo a = world.holder("a", kV1);
   const NodeInfo b = world.holder("b", kV1);
   const NodeInfo c = world.holder("c", kV1);
-  const NodeInfo p = world.node("p");
-  const auto pull = world.open(p, "qwen3");
-  for (std::uint64_t i = 1; i <= 10; ++i) {
-    ASSERT_TRUE(world.progress(
-        p, *pull, {rate_of(a, i * 10, 1e9), rate_of(b, i, 1e7), rate_of(c, i * 10, 0.9e9)}));
+  // One puller alone may have a bad link to b.
+  for (const char* const name : {"p", "o"}) {
+    const NodeInfo p = world.node(name);
+    const auto pull = world.open(p, "qwen3");
+    for (std::uint64_t i = 1; i <= 10; ++i) {
+      ASSERT_TRUE(world.progress(
+          p, *pull, {rate_of(a, i * 10, 1e9), rate_of(b, i, 1e7), rate_of(c, i * 10, 0.9e9)}));
+    }
   }
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(world.sources("q").back(), "b");
@@ -242,7 +245,8 @@ TEST(CoordinatorHealth, NeitherRepeatedNorAbsurdReportsAndNoLoneSourceAreJudged)
   const double nan = std::numeric_limits<double>::quiet_NaN();
   ASSERT_TRUE(world.progress(p, *pull, {rate_of(a, 20, nan), rate_of(b, 20, -1)}));
   ASSERT_TRUE(world.progress(p, *pull, {rate_of(b, 30, 1)}));
-  EXPECT_EQ(world.core->fleet().members.all().at("b").standing.health.at(world.now), 1.0);
+  const auto& health = world.core->fleet().members.all().at("b").standing.health;
+  EXPECT_EQ(health.at(world.now, p.responsible()), 1.0);
 }
 
 TEST(CoordinatorHealth, ServingManyIsNotBeingSlow) {
@@ -257,7 +261,8 @@ TEST(CoordinatorHealth, ServingManyIsNotBeingSlow) {
   for (std::uint64_t i = 1; i <= 20; ++i) {
     ASSERT_TRUE(world.progress(q, *pull, {rate_of(a, i, 1e9 / 8), rate_of(b, i, 1e9)}));
   }
-  EXPECT_FALSE(world.core->fleet().members.all().at("a").standing.health.slow(world.now));
+  const auto& health = world.core->fleet().members.all().at("a").standing.health;
+  EXPECT_FALSE(health.slow(world.now, q.responsible()));
 }
 
 class Waits : public ::testing::Test {

@@ -400,23 +400,109 @@ TEST(CoordinatorQuarantine, AnUnknownModelIsStillNotFound) {
 }
 
 // A client has read the ids of the holders in the status.
-TEST(CoordinatorQuarantine, EightInventedPullsQuarantineNoHonestHolder) {
+TEST(CoordinatorQuarantine, EightInventedPullsHarmNoHonestHolder) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);
   const NodeInfo b = world.holder("b", kV1);
-  for (std::uint8_t i = 1; i <= 8; ++i) {
-    PullId invented;
-    invented.bytes.fill(i);
-    const auto answer = world.core->pull_progress(
-        {invented, world.node("liar"), kV1, 0, 1000, {quarantine_report(a), quarantine_report(b)}},
-        world.now);
-    ASSERT_TRUE(answer) << answer.error().message();
+  const NodeInfo liar = world.node("liar");
+  for (const bool in_grace : {false, true}) {
+    SCOPED_TRACE(in_grace);
+    if (!in_grace) {
+      world.pass(5s, {a, b});
+    } else {
+      world.restart();
+      world.holder("a", kV1);
+      world.holder("b", kV1);
+    }
+    for (std::uint8_t i = 1; i <= 8; ++i) {
+      PullId invented;
+      invented.bytes.fill(i);
+      const SourceReport failed = failed_report(a);
+      const auto answer = world.core->pull_progress(
+          {invented, liar, kV1, 0, 1000, {failed, quarantine_report(b)}}, world.now);
+      if (in_grace) {
+        ASSERT_TRUE(answer) << answer.error().message();
+      } else {
+        ASSERT_FALSE(answer);
+        EXPECT_EQ(answer.error().code(), ErrorCode::kStale);
+      }
+    }
+    EXPECT_LE(world.core->pulls().table().all().size(), 1u) << "one process, one pull of a version";
+    for (const char* const name : {"a", "b"}) {
+      const Member& member = world.core->fleet().members.all().at(name);
+      EXPECT_EQ(state_name(member, world.now), "alive");
+      EXPECT_EQ(member.standing.health.at(world.now, liar.responsible()), 1);
+    }
+  }
+}
+
+TEST(CoordinatorQuarantine, ThePullsOfOnePartyMakeNoSourceSlowForOthers) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const auto& health = world.core->fleet().members.all().at("a").standing.health;
+  const auto accuse = [&](const std::string& party) {
+    for (int i = 0; i < 12; ++i) {
+      NodeInfo liar = world.node(fmt::format("{}{}", party, i));
+      liar.party = party;
+      const auto pull = world.open(liar, "qwen3");
+      ASSERT_TRUE(pull);
+      ASSERT_TRUE(world.progress(liar, *pull, {failed_report(a)}));
+      ASSERT_TRUE(world.core->close_pull(pull->pull_id, liar.incarnation, world.now));
+    }
+  };
+  accuse("liar");
+  EXPECT_TRUE(health.slow(world.now, "liar"));
+  EXPECT_FALSE(health.slow(world.now));
+  EXPECT_EQ(health.at(world.now, "honest"), 1);
+  accuse("another");
+  EXPECT_TRUE(health.slow(world.now, "honest")) << "two agree";
+}
+
+TEST(CoordinatorPulls, ProgressOfAPullNamesItsVersion) {
+  CoreWorld world;
+  world.holder("a", kV1);
+  world.holder("a2", {"other", 1}, 5);
+  const NodeInfo p = world.node("p");
+  const auto pull = world.open(p, "qwen3");
+  ASSERT_TRUE(pull);
+  const auto answer =
+      world.core->pull_progress({pull->pull_id, p, {"other", 1}, 0, 1000, {}}, world.now);
+  ASSERT_FALSE(answer);
+  EXPECT_EQ(answer.error().code(), ErrorCode::kDenied);
+}
+
+TEST(CoordinatorCatalog, AnAnnouncementIsNotLatestAfterAllClaimsAreRetired) {
+  CoreWorld world;
+  world.holder("old", {"qwen3", 2}, 2);
+  const ModelVersion claimed{"qwen3", 5};
+  const NodeInfo publisher = world.node("publisher");
+  ASSERT_TRUE(world.enroll(publisher));
+  const Holding real = CoreWorld::holding(claimed);
+  ASSERT_TRUE(world.core->publish("publisher", publisher.incarnation, claimed, real.root,
+                                  real.tensor_set, 1000, world.now));
+  ASSERT_TRUE(world.announce(publisher, {real}));
+  world.holder("member", {"qwen3", UINT64_MAX}, 66);
+  ASSERT_TRUE(world.core->retire(claimed, world.now));
+  EXPECT_EQ(world.core->latest("qwen3", world.now)->version, 2u) << "older than every claim";
+}
+
+TEST(CoordinatorCatalog, ThePartyOfAMemberCanAnnounceOnlySoManyVersions) {
+  CoreWorld world({.max_announced_versions = 3});
+  std::vector<Holding> many;
+  for (std::uint64_t version = 1; version <= 5; ++version) {
+    many.push_back(CoreWorld::holding({"qwen3", version}));
   }
   for (const char* const name : {"a", "b"}) {
-    const Member& member = world.core->fleet().members.all().at(name);
-    EXPECT_EQ(state_name(member, world.now), "alive");
-    EXPECT_EQ(member.standing.health.at(world.now), 1);
+    NodeInfo node = world.node(name);
+    node.party = "host 10.0.0.1";
+    ASSERT_TRUE(world.enroll(node));
+    const auto conflicts = world.announce(node, many);
+    ASSERT_TRUE(conflicts) << conflicts.error().message();
+    ASSERT_EQ(conflicts->size(), 2u);
+    EXPECT_TRUE(conflicts->front().again);
+    EXPECT_THAT(conflicts->front().why, HasSubstr("host 10.0.0.1 has announced 3 versions"));
   }
+  EXPECT_EQ(world.core->fleet().catalog.all().size(), 3u);
 }
 
 TEST(CoordinatorQuarantine, APartyThatOpensManyPullsCountsAsOne) {

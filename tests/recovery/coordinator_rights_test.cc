@@ -106,6 +106,93 @@ TEST_F(CoordinatorRights, ModelsThatACallerMayNotReadAreNeitherShownNorResolvedN
   EXPECT_EQ(opened->sources_size(), 1);
 }
 
+// The answer to a report has grants for all sources.
+TEST_F(CoordinatorRights, ProgressOfAPullGivesNoGrantsToThoseWhoMayNotRead) {
+  start_with(R"({"principals": ["unproven"], "verbs": ["publish"]},
+                {"principals": ["unproven"], "verbs": ["read"], "models": ["open"]})");
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  for (const std::string model : {"secret", "open"}) {
+    ASSERT_TRUE(publish(a, {model, 1}, kRoot));
+    ASSERT_TRUE(announce(a, {model, 1}, kRoot));
+  }
+  Agent puller{make_identity(proto::ROLE_PULLER, "p"), {}};
+  ASSERT_TRUE(connect(puller));
+  const auto opened = open(puller, "open");
+  ASSERT_TRUE(opened) << opened.error().message();
+  const auto report = [&](const std::string& pull_id, const std::string& model) {
+    proto::PullProgressRequest progress;
+    progress.set_pull_id(pull_id);
+    *progress.mutable_puller() = puller.address();
+    *progress.mutable_id() = rpc::to_proto(ModelVersion{model, 1});
+    return loop_.run(rpc::call<proto::COORDINATOR_PULL_PROGRESS>(puller.client, progress, 5s));
+  };
+  const auto own = report(opened->pull_id(), "open");
+  ASSERT_TRUE(own) << own.error().message();
+  EXPECT_EQ(own->sources_size(), 1);
+  EXPECT_EQ(report(std::string(16, 'x'), "secret").error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(report(opened->pull_id(), "secret").error().code(), ErrorCode::kDenied);
+}
+
+// A copy that counts may let the only true holder drop its own.
+TEST_F(CoordinatorRights, AMemberThatMayNotReadAModelIsNoHolderAndNoRankOfIt) {
+  const auto file = temp_ / "rights.json";
+  std::ofstream(file)
+      << R"({"rights": [{"principals": ["unproven"], "verbs": ["publish", "read"]}]})";
+  start({"--rights", file.string()});
+  const Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(publish(a, kId, kRoot));
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  std::ofstream(file)
+      << R"({"rights": [{"principals": ["unproven"], "verbs": ["read"], "models": ["open"]}]})";
+  process_->signal(SIGHUP);
+  const Agent evil = agent("evil");
+  ASSERT_TRUE(enroll(evil));
+  loop_.run_until([&] {
+    const auto told = announce(evil, kId, kRoot);
+    EXPECT_TRUE(told) << told.error().message();
+    return told->conflicts_size() == 1;
+  });
+  const auto told = announce(evil, kId, kRoot);
+  ASSERT_EQ(told->conflicts_size(), 1);
+  EXPECT_TRUE(told->conflicts(0).again());
+  EXPECT_THAT(told->conflicts(0).why(), HasSubstr("`read` on qwen3"));
+  proto::RankReport rank;
+  rank.set_node_id("evil");
+  rank.set_incarnation(evil.identity.incarnation.to_bytes());
+  rank.set_instance("i");
+  rank.set_world(1);
+  rank.set_model("qwen3");
+  rank.set_latest(true);
+  EXPECT_EQ(
+      loop_.run(rpc::call<proto::COORDINATOR_REPORT_RANK>(evil.client, rank, 5s)).error().code(),
+      ErrorCode::kDenied);
+  proto::RoundReport round;
+  round.set_node_id("evil");
+  round.set_incarnation(evil.identity.incarnation.to_bytes());
+  *round.add_members()->mutable_id() = rpc::to_proto(kId);
+  const auto refused =
+      loop_.run(rpc::call<proto::COORDINATOR_ROUND>(evil.client, std::move(round), 5s));
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("may not read"));
+}
+
+// Pullers would go there.
+TEST_F(CoordinatorRights, AMemberIsAtAnAddressOfTheNetwork) {
+  start();
+  const Agent evil = agent("evil");
+  for (const char* const where : {"unix:/etc/passwd", "a b:c", ""}) {
+    proto::RegisterRequest request;
+    *request.mutable_node() = evil.address();
+    request.mutable_node()->set_control_endpoint(where);
+    EXPECT_EQ(
+        loop_.run(rpc::call<proto::COORDINATOR_REGISTER>(evil.client, request, 5s)).error().code(),
+        ErrorCode::kInvalid)
+        << where;
+  }
+}
+
 TEST_F(CoordinatorRights, EverybodyMayAskAboutItselfAndOnlyAnAdministratorAboutOthers) {
   start_with(R"({"principals": ["unproven"], "verbs": ["read"]},
                 {"principals": ["uid:0"], "verbs": ["admin"]})");

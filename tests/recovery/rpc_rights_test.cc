@@ -49,12 +49,17 @@ TEST(MethodRules, TheModelOfACallIsFoundForEachMethodWhoseRightConcernsOne) {
   pull.set_model("m");
   proto::ResolveRequest resolve;
   resolve.set_model("m");
+  proto::RankReport rank;
+  rank.set_model("m");
   const std::map<proto::Method, std::string> bodies = {
       {proto::COORDINATOR_PUBLISH, about<proto::PublishRequest>("m", 7)},
       {proto::COORDINATOR_RETIRE, about<proto::RetireRequest>("m", 7)},
+      {proto::COORDINATOR_REPORT_JOINT, about<proto::JointReport>("m", 7)},
+      {proto::COORDINATOR_PULL_PROGRESS, about<proto::PullProgressRequest>("m", 7)},
       {proto::COORDINATOR_BEGIN_UPDATE, about<proto::BeginUpdateRequest>("m", 7)},
       {proto::COORDINATOR_PLAN_UPDATE, about<proto::PlanUpdateRequest>("m", 7)},
       {proto::COORDINATOR_OPEN_PULL, pull.SerializeAsString()},
+      {proto::COORDINATOR_REPORT_RANK, rank.SerializeAsString()},
       {proto::COORDINATOR_RESOLVE, resolve.SerializeAsString()}};
   for (const auto& [method, body] : bodies) {
     const auto object = object_of(method, body);

@@ -126,6 +126,45 @@ TEST_F(RpcTls, ACertificateThatIsNotValidIsRefusedWithItsReason) {
   EXPECT_EQ(calls_, 0);
 }
 
+TEST_F(RpcTls, ACertificateThatNamesNobodyIsRefused) {
+  serve(proto::ROLE_AGENT, "a", authority_.issue("server"));
+  EXPECT_THAT(refusal(connect(authority_.issue("address", {.names = "IP:127.0.0.1"}))),
+              HasSubstr("neither a SPIFFE URI nor a DNS name"));
+  EXPECT_THAT(refusal(connect(authority_.issue("uri", {.names = "URI:http://example.org/x"}))),
+              HasSubstr("neither a SPIFFE URI nor a DNS name"));
+  const auto nameless = authority_.issue("nameless", {.names = std::string(kDomain) + "agent/"});
+  EXPECT_THAT(refusal(connect(nameless, proto::ROLE_AGENT, "")), HasSubstr("agent"));
+}
+
+TEST_F(RpcTls, APullerHasTheCertificateOfAPullerOrOfItsUser) {
+  serve(proto::ROLE_AGENT, "a", authority_.issue("server"));
+  for (const char* const role : {"puller", "client"}) {
+    const auto options =
+        authority_.issue(role, {.names = std::string(kDomain) + role + std::string("/ann")});
+    const auto connected = connect(options, proto::ROLE_PULLER, "ann");
+    EXPECT_TRUE(connected) << connected.error().message();
+  }
+  const auto puller = authority_.issue("p", {.names = std::string(kDomain) + "puller/ann"});
+  EXPECT_THAT(refusal(connect(puller, proto::ROLE_CLIENT, "ann")),
+              HasSubstr("for the role puller"));
+}
+
+// A stranger could make members leave their coordinator by a high epoch.
+TEST_F(RpcTls, OnlyMembersTellAnEpoch) {
+  auto identity = make_identity(proto::ROLE_AGENT, "a", kSecretA);
+  std::atomic<std::uint64_t> heard = 0;
+  identity.heard_epoch = [&heard](std::uint64_t epoch) { heard = epoch; };
+  serve(identity);
+  for (const auto role : {proto::ROLE_CLIENT, proto::ROLE_PULLER, proto::ROLE_AGENT}) {
+    auto caller = make_identity(role, "c", kSecretA);
+    caller.epoch = [] { return std::uint64_t{7}; };
+    const auto client = connect(caller);
+    ASSERT_TRUE(client) << client.error().message();
+    (void)status(*client);
+    EXPECT_EQ(heard, role == proto::ROLE_AGENT ? 7u : 0u);
+  }
+}
+
 TEST_F(RpcTls, ACallerRefusesTheCertificatesOfTheWrongServer) {
   const auto caller = authority_.issue("caller", {.names = std::string(kDomain) + "client/ann"});
   const auto refused = [&](const Wanted& wanted, proto::Role role = proto::ROLE_AGENT) {
@@ -162,7 +201,7 @@ TEST_F(RpcTls, AnAgentCannotUseAnotherNodesName) {
   EXPECT_EQ(refusal(connect(person, proto::ROLE_PULLER, "any-name")), "accepted");
 }
 
-TEST_F(RpcTls, ARevokedCertificateIsRefusedFromTheNextHandshakeOn) {
+TEST_F(RpcTls, ARevokedCertificateIsRefusedAndItsOpenConnectionEnds) {
   auto server = authority_.issue("server");
   const auto caller = authority_.issue("caller");
   server.revocation_file = authority_.revoke_last(false);
@@ -176,7 +215,22 @@ TEST_F(RpcTls, ARevokedCertificateIsRefusedFromTheNextHandshakeOn) {
     return last != "accepted";
   });
   EXPECT_THAT(last, HasSubstr("is revoked"));
-  EXPECT_THAT(status(*before), HasSubstr("encrypted")) << "an open connection goes on";
+  loop_.run_until([&] { return !(*before)->connected(); });
+}
+
+TEST_F(RpcTls, AConnectionEndsWithItsCertificateOrItsSecret) {
+  auto server = authority_.issue("server");
+  server.secret_file = secrets("secret", kSecretA).secret_file;
+  const auto credentials = Credentials::open(server).value();
+  serve(rpc::make_identity(proto::ROLE_AGENT, "a", credentials));
+  const auto lasting = connect(authority_.issue("lasting"));
+  const auto brief = connect(authority_.issue("brief", {.ends_s = 3}));
+  const auto by_secret = connect(make_identity(proto::ROLE_CLIENT, "c", kSecretA));
+  ASSERT_TRUE(lasting && brief && by_secret);
+  directory_.write("secret", kSecretB);
+  ASSERT_TRUE(credentials->reload(server));
+  loop_.run_until([&] { return !(*brief)->connected() && !(*by_secret)->connected(); });
+  EXPECT_THAT(status(*lasting), HasSubstr("encrypted"));
 }
 
 TEST_F(RpcTls, ARotatedCertificateServesTheNextHandshakesAndOpenCallsGoOn) {

@@ -16,6 +16,7 @@
 #include "src/base/units.h"
 #include "tests/transport/source_process.h"
 #include "tests/transport/test_source.h"
+#include "transport/tcp/tcp_socket.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/tcp/tcp_wire.h"
 
@@ -237,6 +238,19 @@ TEST_F(TcpHostility, ASessionOfAnEarlierReleaseSendsItsToken) {
   std::vector<std::byte> local(4096);
   EXPECT_EQ(read_one(**path, {.remote = key_, .local = local.data(), .run_bytes = local.size()}),
             OpStatus::kOk);
+}
+
+TEST_F(TcpHostility, ATokenOpensNoStreamFromAnAddressThatIsNotThePullers) {
+  const SessionToken elsewhere = SessionToken::random();
+  registry_.admit(
+      {.token = elsewhere, .puller = "p", .regions = {key_}, .stream_hosts = {"10.9.9.9", "::1"}});
+  EXPECT_EQ(connector_->connect(target(elsewhere), test_deadline()).error().code(),
+            ErrorCode::kDenied);
+  const SessionToken here = SessionToken::random();
+  registry_.admit(
+      {.token = here, .puller = "p", .regions = {key_}, .stream_hosts = {"10.9.9.9", "127.0.0.1"}});
+  const auto path = connector_->connect(target(here), test_deadline());
+  EXPECT_TRUE(path) << path.error().message();
 }
 
 // It sits at the address of a source that has ended, and repeats all that sources say in public.

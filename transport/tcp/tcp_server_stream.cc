@@ -207,6 +207,13 @@ ServerStream::Progress ServerStream::read_hello() {
   // A token that was read elsewhere opens no stream of a puller that sends none.
   if (!session || session->sends_token != sends_token) return refuse(HelloStatus::kDenied);
   if (tls_ && tls_->token() != *token) return refuse(HelloStatus::kDenied);
+  const std::string host = peer_address(socket_.get()).host();
+  if (!session->stream_hosts.empty() &&
+      std::ranges::find(session->stream_hosts, host) == session->stream_hosts.end()) {
+    log::warn("tcp.serve.hello", "peer", host, "puller", session->puller, "why",
+              "the stream comes from an address that is not the puller's");
+    return refuse(HelloStatus::kDenied);
+  }
   token_ = *token;
   if (sends_token) return admit(session->max_bytes_per_second);
   stage_ = Stage::kNonce;

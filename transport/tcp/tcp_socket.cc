@@ -74,7 +74,7 @@ std::uint16_t SocketAddress::port() const {
   return ntohs(reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port);
 }
 
-std::string SocketAddress::to_string() const {
+std::string SocketAddress::host() const {
   char text[INET6_ADDRSTRLEN] = "?";
   if (storage.ss_family == AF_INET) {
     const auto* v4 = reinterpret_cast<const sockaddr_in*>(&storage);
@@ -86,11 +86,11 @@ std::string SocketAddress::to_string() const {
     } else {
       ::inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof text);
     }
-  } else {
-    return "unknown";
   }
-  return format_endpoint(text, port());
+  return text;
 }
+
+std::string SocketAddress::to_string() const { return format_endpoint(host(), port()); }
 
 std::string format_endpoint(std::string_view host, std::uint16_t port) {
   const bool bare_v6 = host.find(':') != std::string_view::npos && !host.starts_with('[');

@@ -24,6 +24,7 @@ struct SocketAddress {
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
   std::uint16_t port() const;
   std::string to_string() const;  // "10.0.0.2:7401", "[fd00::2]:7401"; v4-mapped as v4
+  std::string host() const;       // "10.0.0.2", "fd00::2"
 };
 
 // "host:port", "[v6]:port".

@@ -47,6 +47,22 @@ Announced Announcements::take(Member& member, bool full, std::vector<Holding> ad
   return announced;
 }
 
+Result<void> Announcements::make_room(const std::string& party, const ModelVersion& id) {
+  const auto found = announced_.find(party);
+  if (found == announced_.end()) return {};
+  std::set<ModelVersion>& versions = found->second;
+  if (versions.size() < fleet_.limits.max_announced_versions || versions.contains(id)) return {};
+  std::erase_if(versions, [this](const ModelVersion& other) {
+    const auto version = fleet_.table.next_version(other);
+    return !version || version->retiring || !version->announced;
+  });
+  if (versions.size() < fleet_.limits.max_announced_versions) return {};
+  return fail(ErrorCode::kExhausted,
+              "{}: {} has announced {} versions that no publisher has claimed, such as {}; publish "
+              "or retire them",
+              id.to_string(), party, versions.size(), versions.begin()->to_string());
+}
+
 void Announcements::accept(Member& member, Holding holding, const Holdings::Map& before,
                            Announced& announced) {
   Holdings& holdings = member.holdings;
@@ -62,6 +78,12 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
                     holding.id.to_string(), known->root.hex(), holding.root.hex()),
         false);
   }
+  // A copy that counts may let another node drop its own.
+  if (auto may =
+          known != nullptr && may_hold_ ? may_hold_(member, holding.id.model) : Result<void>();
+      !may) {
+    return leave_out(may.error().message(), true);
+  }
   const bool is_new = known == nullptr && holding.counts();
   std::vector<VersionSignature> signatures = std::exchange(holding.signatures, {});
   if (is_new || known != nullptr) {
@@ -72,6 +94,7 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
     // Its bytes are not wrong, so the node keeps the copy. A publisher may sign it later.
     if (!trusted) return leave_out(trusted.error().message(), true);
   }
+  const std::string party = member.info.responsible();
   if (known != nullptr) fleet_.signers.keep(holding.id, holding.root, signatures);
   // A verified copy claims its version where the table does not know it: state was lost, or it was
   // published while no coordinator ran. So does one that knows the parts of a version, of which the
@@ -91,6 +114,9 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
     holdings.put(std::move(holding));
     return;
   }
+  if (auto room = is_new && !vouched ? make_room(party, holding.id) : Result<void>(); !room) {
+    return leave_out(room.error().message(), true);
+  }
   const Durably<void> claimed =
       fleet_.catalog.claim({holding.id, holding.root, holding.tensor_set, holding.checkpoint_bytes,
                             /*published=*/false, vouched, /*ready=*/holding.whole, /*replicas=*/{},
@@ -98,6 +124,7 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
   if (!claimed.answer && claimed.commit == 0) {
     return leave_out(claimed.answer.error().message(), true);
   }
+  if (is_new && !vouched) announced_[party].insert(holding.id);
   fleet_.signers.keep(holding.id, holding.root, std::move(signatures));
   // Until the claim is durable the node keeps its earlier holding of the same root.
   if (const auto had = before.find(key);

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,8 +29,9 @@ struct Announced {
 
 // Takes the announced copies of a node into its holdings. A verified copy makes its version known
 // where the table does not have it, if the member may do so, and counts once that is durable. Such
-// a version is not `latest` where a publisher has claimed one. A copy whose root contradicts the
-// table is left out and named in the answer. An announcement may make a version READY.
+// a version is not `latest` where a publisher has claimed one, and a party can have
+// Limits::max_announced_versions of them. A copy whose root contradicts the table is left out and
+// named in the answer. An announcement may make a version READY.
 class Announcements {
  public:
   Announcements(FleetState& fleet, VersionReadiness& readiness)
@@ -38,6 +40,9 @@ class Announcements {
   // May this member make the version of its holding known? Without a check, any member may.
   using MayClaim = std::function<Result<void>(const Member& member, const Holding& holding)>;
   void set_may_claim(MayClaim may_claim) { may_claim_ = std::move(may_claim); }
+  // May this member have copies of known versions of the model? Without a check, any member may.
+  using MayHold = std::function<Result<void>(const Member& member, const std::string& model)>;
+  void set_may_hold(MayHold may_hold) { may_hold_ = std::move(may_hold); }
   // `full`: `add` is everything that the node holds.
   Announced take(Member& member, bool full, std::vector<Holding> add,
                  const std::vector<HoldingKey>& remove);
@@ -47,12 +52,18 @@ class Announcements {
   void batch_ended(bool durable);
 
  private:
+  // kExhausted: the party of the member has announced too many versions that nobody has claimed.
+  Result<void> make_room(const std::string& party, const ModelVersion& id);
+
   // `before`: the holdings that a full announcement replaces.
   void accept(Member& member, Holding holding, const Holdings::Map& before, Announced& announced);
 
   FleetState& fleet_;
   VersionReadiness& readiness_;
   MayClaim may_claim_;
+  MayHold may_hold_;
+  // By the party that announced them first, as far as this coordinator has heard it.
+  std::map<std::string, std::set<ModelVersion>> announced_;
 };
 
 }  // namespace rekindle::coordinator

@@ -19,13 +19,15 @@ Catalog::Catalog(DurableTable& table) : table_(table) {
 Durably<void> Catalog::claim(const Claim& claim) {
   const ModelVersion& id = claim.id;
   const auto known = table_.next_version(id);
+  const bool vouched = claim.published || claim.vouched;
   if (known && known->root != claim.root) {
     // Another claim may be under way. This one is refused once that one is durable.
     const bool is_durable = find(id) != nullptr;
     return {fail(ErrorCode::kDenied,
-                 "{} was published before with other contents (root {}, this one {}); publish "
-                 "under a new version",
-                 id.to_string(), known->root.hex(), claim.root.hex()),
+                 "{} was {} before with other contents (root {}, this one {}); publish under a new "
+                 "version",
+                 id.to_string(), known->announced ? "announced by a member" : "published",
+                 known->root.hex(), claim.root.hex()),
             is_durable ? 0 : table_.keep_version(id)};
   }
   const std::uint64_t watermark = table_.next_retired_through(id.model);
@@ -37,13 +39,13 @@ Durably<void> Catalog::claim(const Claim& claim) {
   }
   const bool revives = known && claim.published && known->retiring;
   DurableVersion next{claim.root, claim.tensor_set, claim.checkpoint_bytes};
-  next.announced = !claim.published && !claim.vouched;
+  next.announced = !vouched;
   if (known && !revives) next = *known;
   if (known) {
     next.replicas = known->replicas;
     next.parts = known->parts;
   }
-  if (claim.published || claim.vouched) next.announced = false;
+  if (vouched) next.announced = false;
   if (claim.replicas) next.replicas = claim.replicas;
   if (!claim.parts.empty()) next.parts = claim.parts;
   if (claim.ready && !next.retiring) next.ready = true;
@@ -119,15 +121,23 @@ const DurableVersion* Catalog::find(const ModelVersion& id) const {
 
 std::optional<ModelVersion> Catalog::latest(const std::string& model) const {
   const auto begin = live_.lower_bound({model, 0});
-  std::optional<ModelVersion> announced;
-  auto it = live_.upper_bound({model, UINT64_MAX});
-  while (it != begin) {
-    --it;
-    const DurableVersion& version = *find(*it);
+  for (auto it = live_.upper_bound({model, UINT64_MAX}); it != begin;) {
+    const DurableVersion& version = *find(*--it);
     if (version.ready && !version.announced) return *it;
-    if (version.ready && !announced) announced = *it;
   }
-  return announced;
+  const auto lowest_claim =
+      std::ranges::find_if(all().lower_bound({model, 0}), all().upper_bound({model, UINT64_MAX}),
+                           [](const auto& entry) { return !entry.second.announced; });
+  const bool claimed = lowest_claim != all().end() && lowest_claim->first.model == model;
+  const auto& watermarks = table_.state().retired_through;
+  const auto watermark = watermarks.find(model);
+  if (watermark != watermarks.end() && watermark->second > 0) return std::nullopt;
+  const auto end =
+      claimed ? live_.lower_bound(lowest_claim->first) : live_.upper_bound({model, UINT64_MAX});
+  for (auto it = end; it != begin;) {
+    if (find(*--it)->ready) return *it;
+  }
+  return std::nullopt;
 }
 
 }  // namespace rekindle::coordinator

@@ -32,8 +32,8 @@ class Catalog {
     // See DurableVersion. Empty: those of an earlier claim stay.
     std::vector<Digest> parts = {};
   };
-  // The same claim again succeeds. kDenied: the version has another root, or lies below the
-  // watermark.
+  // The same claim again succeeds. kDenied: the version has another root, also one that members
+  // have merely announced, because engines may have loaded it; or it lies below the watermark.
   Durably<void> claim(const Claim& claim);
   // The live nodes hold the whole version. 0: that is known already, or there is no such version.
   CommitNumber mark_ready(const ModelVersion& id);
@@ -50,8 +50,9 @@ class Catalog {
   // tombstones.
   const std::set<ModelVersion>& live() const { return live_; }
   // The highest claimed version that has been READY and is not retired; without one, the highest
-  // announced one. So no member makes itself the source of `latest` by a high number. Neither a
-  // restart nor the silence of its holders makes it an older one.
+  // announced one below all that were ever claimed. So no member makes itself the source of
+  // `latest` by a high number. Neither a restart nor the silence of its holders makes it an older
+  // one.
   std::optional<ModelVersion> latest(const std::string& model) const;
 
  private:

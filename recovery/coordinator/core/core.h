@@ -115,6 +115,9 @@ class Core {
   Durably<std::uint64_t> publish(const std::string& node_id, const Incarnation& incarnation,
                                  const Publication& publication, TimePoint now);
   // See Announcements.
+  void set_may_hold(Announcements::MayHold may_hold) {
+    announcements_.set_may_hold(std::move(may_hold));
+  }
   void set_may_claim(Announcements::MayClaim may_claim) {
     announcements_.set_may_claim(std::move(may_claim));
   }

@@ -71,13 +71,15 @@ Result<OpenedPull> PullLeases::open(const OpenPullRequest& request, TimePoint no
 
 void PullLeases::judge_rates(const Pull& pull, const std::vector<SourceReport>& reports,
                              TimePoint now) {
+  if (!pull.opened_here) return;
+  const std::string party = pull.puller.responsible();
   std::vector<std::pair<Member*, double>> rates;
   for (const SourceReport& report : reports) {
     if (!pull.granted.contains(report.incarnation)) continue;
     Member* member = fleet_.members.find(report.node_id, report.incarnation);
     if (member == nullptr) continue;
     const SourceReports::News news = pull.reports.news_in(report);
-    if (news.failed) member->standing.health.observe(0, now);
+    if (news.failed) member->standing.health.observe(party, 0, now);
     if (!news.delivered) continue;
     if (!report.lost) member->last_vouched = now;
     const double rate = report.goodput_bytes_per_second;
@@ -90,7 +92,9 @@ void PullLeases::judge_rates(const Pull& pull, const std::vector<SourceReport>& 
   const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
   std::ranges::nth_element(rates, middle, {}, &std::pair<Member*, double>::second);
   const double median = middle->second;
-  for (const auto& [member, rate] : rates) member->standing.health.observe(rate / median, now);
+  for (const auto& [member, rate] : rates) {
+    member->standing.health.observe(party, rate / median, now);
+  }
 }
 
 void PullLeases::take_reports(Pull& pull, const std::vector<SourceReport>& reports, TimePoint now) {
@@ -131,11 +135,20 @@ Result<Pull*> PullLeases::find_or_adopt(const PullProgress& progress, TimePoint 
     if (known->puller.incarnation != puller) {
       return fail(ErrorCode::kDenied, "the pull belongs to another puller");
     }
+    if (known->id != progress.id) {
+      return fail(ErrorCode::kDenied, "the pull is one of {}, not of {}", known->id.to_string(),
+                  progress.id.to_string());
+    }
     return known;
   }
   if (progress.pull_id.is_nil()) return fail(ErrorCode::kInvalid, "progress without a pull id");
   if (table_.was_closed_by(progress.pull_id, puller)) {
     return fail(ErrorCode::kStale, "{}: the pull has been closed", progress.id.to_string());
+  }
+  if (!fleet_.grace.active(now)) {
+    return fail(ErrorCode::kStale,
+                "{}: this coordinator knows no such pull; the puller has to open another",
+                progress.id.to_string());
   }
   const DurableVersion* version = fleet_.catalog.find(progress.id);
   if (version == nullptr) {
@@ -145,6 +158,7 @@ Result<Pull*> PullLeases::find_or_adopt(const PullProgress& progress, TimePoint 
     return fail(ErrorCode::kExhausted, "the coordinator has its {} open pulls",
                 fleet_.limits.max_pulls);
   }
+  table_.drop_like(puller, progress.id, /*shard=*/"");
   Pull pull;
   pull.puller = progress.puller;
   pull.id = progress.id;

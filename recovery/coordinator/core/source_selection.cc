@@ -101,7 +101,7 @@ std::optional<SourceSelection::Candidate> SourceSelection::consider(const Pull& 
   candidate.complete = member.holdings.holds_a_complete_layout(pull.id);
   candidate.has_share = pull.has_share_of(node.incarnation);
   candidate.suspect = !member.alive(now);
-  candidate.slow = member.standing.health.slow(now);
+  candidate.slow = member.standing.health.slow(now, pull.puller.responsible());
   candidate.same_host = !pull.puller.host_id.empty() && node.host_id == pull.puller.host_id;
   if (!candidate.has_share && fleet_.drained(node.node_id)) {
     candidate.last_resort = LastResort::kDrained;

@@ -14,6 +14,7 @@ constexpr std::size_t kPartiesForQuarantine = 2;
 constexpr std::uint32_t kMaxQuarantineDoublings = 16;
 constexpr double kWeightOfOneReport = 0.25;
 constexpr double kSlowBelow = 0.25;
+constexpr double kForgottenAbove = 0.999;
 constexpr double kHalfLifeSeconds = 30;
 
 }  // namespace
@@ -45,19 +46,40 @@ void SourceReports::keep(const SourceReport& report) {
   reports_[index].quarantine = quarantine;
 }
 
-void SourceHealth::observe(double relative, TimePoint now) {
+double SourceHealth::View::at(TimePoint now) const {
+  if (value >= 1) return 1;
+  const double age = std::max(0.0, seconds(now - seen));
+  return 1 - (1 - value) * std::exp2(-age / kHalfLifeSeconds);
+}
+
+void SourceHealth::observe(const std::string& party, double relative, TimePoint now) {
   if (!std::isfinite(relative)) return;
-  value_ = at(now) * (1 - kWeightOfOneReport) + std::clamp(relative, 0.0, 1.0) * kWeightOfOneReport;
-  seen_ = now;
+  std::erase_if(views_, [&](const auto& entry) { return entry.second.at(now) > kForgottenAbove; });
+  const double now_worth = std::clamp(relative, 0.0, 1.0);
+  const auto found = views_.find(party);
+  if (found == views_.end() && (now_worth > kForgottenAbove || views_.size() >= kMaxParties)) {
+    return;
+  }
+  View& view = views_[party];
+  view = {view.at(now) * (1 - kWeightOfOneReport) + now_worth * kWeightOfOneReport, now};
 }
 
-double SourceHealth::at(TimePoint now) const {
-  if (value_ >= 1) return 1;
-  const double age = std::max(0.0, seconds(now - seen_));
-  return 1 - (1 - value_) * std::exp2(-age / kHalfLifeSeconds);
+double SourceHealth::at(TimePoint now, const std::string& party) const {
+  double own = 1;
+  double lowest = 1;
+  double second = 1;
+  for (const auto& [other, view] : views_) {
+    const double value = view.at(now);
+    if (other == party) own = value;
+    second = std::min(second, std::max(lowest, value));
+    lowest = std::min(lowest, value);
+  }
+  return std::min(own, second);
 }
 
-bool SourceHealth::slow(TimePoint now) const { return at(now) < kSlowBelow; }
+bool SourceHealth::slow(TimePoint now, const std::string& party) const {
+  return at(now, party) < kSlowBelow;
+}
 
 Duration SourceStanding::backoff(std::uint32_t strikes, const Timing& timing) {
   return std::min<Duration>(

@@ -46,17 +46,25 @@ class SourceReports {
 };
 
 // The goodput of a source beside the other sources of the same pullers: 1 is as good as they are, 0
-// gives nothing. A bad mark fades, so that an unused source is tried again.
+// gives nothing. A bad mark fades, so that an unused source is tried again. Each party that reports
+// has its own view. For the others counts only what two parties agree on: one alone may have a bad
+// link, or lie.
 class SourceHealth {
  public:
-  // `relative`: the rate over the median of the sources of the same puller.
-  void observe(double relative, TimePoint now);
-  double at(TimePoint now) const;
-  bool slow(TimePoint now) const;
+  // `party`: see NodeInfo. `relative`: the rate over the median of the sources of the same puller.
+  void observe(const std::string& party, double relative, TimePoint now);
+  // For a puller of this party. "": for anybody.
+  double at(TimePoint now, const std::string& party = {}) const;
+  bool slow(TimePoint now, const std::string& party = {}) const;
 
  private:
-  double value_ = 1;
-  TimePoint seen_{};
+  struct View {
+    double value = 1;
+    TimePoint seen{};
+
+    double at(TimePoint now) const;
+  };
+  std::map<std::string, View> views_;
 };
 
 // The standing of one node as a source, by the reports of its pullers. A lost source counts as

@@ -61,6 +61,8 @@ struct Limits {
   std::size_t max_holding_bytes_per_member = std::size_t{32} << 20;
   // Versions that one claimant has published and that have never been READY.
   std::size_t max_open_claims = 256;
+  // Versions that the members of one party have announced, and that no publisher has claimed.
+  std::size_t max_announced_versions = 1024;
   std::size_t max_pulls = 20000;
   std::size_t max_waiting = 20000;
   // Instances with ranks on more than one node.
