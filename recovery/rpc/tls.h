@@ -10,6 +10,7 @@
 #include "recovery/rpc/rpc.h"
 
 struct ssl_st;
+struct x509_st;
 
 namespace rekindle::rpc {
 
@@ -59,6 +60,9 @@ class TlsSession {
 
 // Exported keying material, the same at both ends and known to no relay (RFC 9266).
 Result<std::string> channel_binding(ssl_st* ssl);
+
+// Its SPIFFE URIs first, then "dns:" and each host name. A name with control characters is none.
+std::vector<std::string> names_of(x509_st* certificate);
 
 // A certificate whose first SPIFFE URI is spiffe://DOMAIN/rekindle/ROLE/NAME says which role and
 // node its owner is. kDenied: the hello says another. `wanted`: the role that the caller expects.
