@@ -133,8 +133,12 @@ void Server::Core::on_accept(Socket socket, std::string address, const std::stri
 }
 
 Result<void> Server::Core::make_room_of(const std::string& host) {
-  const auto of_host = std::ranges::count_if(
-      connections, [&](const auto& connection) { return connection->host() == host; });
+  // Peers with certificates have budgets of their own. Many of them may come through one translator
+  // of addresses.
+  const auto of_host = std::ranges::count_if(connections, [&](const auto& connection) {
+    return connection->host() == host &&
+           (!connection->greeted() || connection->budget_key() == host);
+  });
   if (static_cast<std::size_t>(of_host) < shared->limits.max_connections_per_peer) return {};
   if (drop_oldest_unknown("over the connections of one address", host)) return {};
   return fail(ErrorCode::kExhausted,
