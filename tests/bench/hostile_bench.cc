@@ -91,10 +91,11 @@ std::string tls_hello() {
 }
 
 // Keeps one connection to `target`: sends `words`, and waits until the server closes, or for
-// `stay`. Then it begins again, at most once in `stay`.
+// `stay`. Then it begins again, at most once a second.
 async::Task<void> stranger(tcp::endpoint target, asio::ip::address_v4 from, std::string words,
-                           std::chrono::milliseconds stay) {
+                           std::chrono::milliseconds stay, std::chrono::milliseconds first) {
   const auto executor = co_await asio::this_coro::executor;
+  co_await async::sleep_for(first);
   for (;;) {
     const auto began = Clock::now();
     tcp::socket socket(executor, tcp::v4());
@@ -112,7 +113,7 @@ async::Task<void> stranger(tcp::endpoint target, asio::ip::address_v4 from, std:
     }
     watch.cancel();
     socket.close(ignored);
-    asio::steady_timer rest(executor, began + stay);
+    asio::steady_timer rest(executor, began + 1s);
     co_await rest.async_wait(kAsTuple);
   }
 }
@@ -129,7 +130,9 @@ int attack_as_strangers(int connections, const std::vector<std::string>& targets
       const asio::ip::address_v4 from(0x7f000002u + static_cast<unsigned>(number % 8));
       const std::string words = i % 3 == 0 ? "" : i % 3 == 1 ? hello.substr(0, 100) : hello;
       const auto stay = i % 3 == 2 ? 1000ms : 60'000ms;
-      asio::co_spawn(io, stranger(target, from, words, stay), asio::detached);
+      // At a steady rate, not all in one moment.
+      const std::chrono::milliseconds first(1000 * i / connections);
+      asio::co_spawn(io, stranger(target, from, words, stay, first), asio::detached);
     }
   }
   fmt::print("ready\n");
