@@ -10,9 +10,11 @@
 #include "recovery/pull/local_source.h"
 #include "recovery/pull/pull_plans.h"
 #include "recovery/rpc/convert.h"
+#include "recovery/swarm/availability.h"
 #include "src/async/offload.h"
 #include "src/async/task_group.h"
 #include "src/base/log.h"
+#include "src/base/units.h"
 
 namespace rekindle::pull {
 
@@ -25,6 +27,12 @@ constexpr std::chrono::milliseconds kDialAgain{5000};
 constexpr std::chrono::milliseconds kRefreshDeadline{1000};
 constexpr std::chrono::milliseconds kAskDelay{250};
 constexpr std::chrono::milliseconds kLongestAskDelay{1000};
+// A source that was too slow so often is not asked again.
+constexpr int kMostTimeouts = 4;
+// A source that takes longer for metadata is not waited for alone.
+constexpr std::chrono::milliseconds kHeadStart{250};
+// With a millisecond for each GiB of the checkpoint.
+constexpr std::chrono::milliseconds kMostHeadStart{2000};
 constexpr std::chrono::milliseconds kLeastPageTime{1000};
 constexpr std::chrono::milliseconds kExchangeInterval{1000};
 // The first exchanges come faster: other pullers have just begun as well.
@@ -126,9 +134,9 @@ async::Task<void> SourcePool::dial(proto::Source record) {
 async::Task<void> SourcePool::learn_layouts() {
   if (context_.target.checkpoint == nullptr) co_return;
   for (ActiveSource& source : *table_) {
-    if (source.peer == nullptr || source.layout != nullptr) continue;
+    if (source.peer == nullptr || source.state.lost() || source.layout != nullptr) continue;
     auto learned = co_await learn_layout_of(source);
-    if (learned) continue;
+    if (learned || source.state.lost()) continue;
     log::warn("pull.layout", "source", source.name, "error", learned.error());
     lose(source, learned.error());
   }
@@ -139,13 +147,19 @@ async::Task<Result<void>> SourcePool::learn_layout_of(ActiveSource& source) {
   const Checkpoint& checkpoint = *context_.target.checkpoint;
   const Digest digest = rpc::from_proto(source.record.layout());
   if (!find_layout(digest)) {
-    PullPlans& plans = *context_.environment.plans;
-    const auto turn = co_await plans.turns().take(digest, context_.silence);
+    const auto turn = co_await context_.environment.plans->turns().take(digest, context_.silence);
     if (!find_layout(digest)) {
-      CO_TRY(std::string bytes, co_await source.peer->fetch_layout(digest, paging(turn.get())));
-      turn->arrived();
-      auto parsing = plans.parse(context_.target.checkpoint, digest, std::move(bytes));
-      CO_TRY(layouts_[digest], co_await context_.wait_for(std::move(parsing)));
+      const auto has_it = [&](const ActiveSource& other) {
+        return rpc::from_proto(other.record.layout()) == digest;
+      };
+      const auto fetch = [&](const ActiveSource& other) {
+        return fetch_layout(other.peer, digest, turn.get());
+      };
+      const auto failed = [&](ActiveSource& other, const Error& why) {
+        log::warn("pull.layout", "source", other.name, "error", why);
+        lose(other, why);
+      };
+      CO_TRY(layouts_[digest], co_await ask<std::shared_ptr<const Layout>>(has_it, fetch, failed));
     }
   }
   if (!source.record.complete()) {
@@ -156,6 +170,36 @@ async::Task<Result<void>> SourcePool::learn_layout_of(ActiveSource& source) {
   }
   source.layout = layouts_[digest];
   co_return Result<void>();
+}
+
+async::Task<Result<std::shared_ptr<const Layout>>> SourcePool::fetch_layout(
+    std::shared_ptr<SourcePeer> peer, Digest digest, FetchTurns::Turn* turn) {
+  CO_TRY(std::string bytes, co_await peer->fetch_layout(digest, paging(turn)));
+  turn->arrived();
+  auto parsing =
+      context_.environment.plans->parse(context_.target.checkpoint, digest, std::move(bytes));
+  co_return co_await context_.wait_for(std::move(parsing));
+}
+
+// Hosts that scale out at the same time do not all ask the same source, and those that are being
+// filled are sources as well.
+std::vector<ActiveSource*> SourcePool::able_to_tell() {
+  std::vector<ActiveSource*> able;
+  const std::size_t count = table_->size();
+  const std::uint64_t first = swarm::order_seed(context_.environment.identity.incarnation);
+  for (std::size_t i = 0; i < count; ++i) {
+    ActiveSource& source = (*table_)[(first + i) % count];
+    if (source.peer == nullptr || source.state.lost()) continue;
+    if (timeouts_[source.name] < kMostTimeouts) able.push_back(&source);
+  }
+  std::ranges::stable_partition(
+      able, [&](const ActiveSource* source) { return source->name == quickest_; });
+  return able;
+}
+
+Duration SourcePool::head_start() const {
+  const auto gibibytes = context_.target.resolved.checkpoint_bytes / kGiB;
+  return kHeadStart + std::min<Duration>(std::chrono::milliseconds(gibibytes), kMostHeadStart);
 }
 
 // Among those of this pull, or in the tables of other pulls.

@@ -13,6 +13,7 @@
 #include "recovery/pull/pull_policy.h"
 #include "recovery/pull/source_table.h"
 #include "recovery/pull/transfer.h"
+#include "src/async/staggered.h"
 #include "src/async/task.h"
 
 namespace rekindle::pull {
@@ -51,6 +52,28 @@ class SourcePool {
   bool judge();
   void forget_lost();
   void close();
+  // What the first source says that `whom` admits. The next source is asked as soon as the last one
+  // has failed or has taken its head start. `failed` hears of each that
+  // could not tell. kNotFound: nobody is left to be asked. No dial may run meanwhile.
+  template <typename T, typename Whom, typename Fetch, typename Failed>
+  async::Task<Result<T>> ask(const Whom& whom, const Fetch& fetch, const Failed& failed) {
+    std::vector<ActiveSource*> asked = able_to_tell();
+    std::erase_if(asked, [&](const ActiveSource* source) { return !whom(*source); });
+    std::vector<async::Task<Result<T>>> calls;
+    for (const ActiveSource* source : asked) calls.push_back(fetch(*source));
+    auto asking = async::staggered<T>(std::move(calls), head_start());
+    auto first = co_await std::move(asking);
+    Error why{ErrorCode::kNotFound, "no source can be reached"};
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      if (!first.errors[i]) continue;
+      why = *first.errors[i];
+      if (why.code() == ErrorCode::kTimeout) ++timeouts_[asked[i]->name];
+      failed(*asked[i], why);
+    }
+    if (!first.value) co_return fail(std::move(why));
+    quickest_ = asked[first.winner]->name;
+    co_return std::move(*first.value);
+  }
   // How long a source may take for a page of metadata: one that does not answer leaves time for
   // the others to be asked. `turn`: of the fetch, to note its progress.
   SourcePeer::Paging paging(FetchTurns::Turn* turn = nullptr);
@@ -65,6 +88,13 @@ class SourcePool {
   async::Task<void> dial(proto::Source record);
   async::Task<void> learn_layouts();
   async::Task<Result<void>> learn_layout_of(ActiveSource& source);
+  async::Task<Result<std::shared_ptr<const Layout>>> fetch_layout(std::shared_ptr<SourcePeer> peer,
+                                                                  Digest digest,
+                                                                  FetchTurns::Turn* turn);
+  // The connected sources that may be asked, in the order in which they are.
+  std::vector<ActiveSource*> able_to_tell();
+  // Larger metadata takes longer.
+  Duration head_start() const;
   bool find_layout(const Digest& digest);
   async::Task<void> recruit_peer(proto::Source record, Transfer& transfer);
   async::Task<Result<void>> prepare_join(std::shared_ptr<const Layout> layout, bool proves_parts,
@@ -79,6 +109,11 @@ class SourcePool {
   std::set<PeerKey> dialled_;
   // When a peer was last dialled while a transfer runs.
   std::map<PeerKey, TimePoint> recruited_;
+  // How often a source was too slow. Each page that arrives renews the patience of the pull, so a
+  // source that only drips would be asked for ever.
+  std::map<std::string, int> timeouts_;
+  // The source that has told something last. It is asked first.
+  std::string quickest_;
   bool fallback_used_ = false;
   bool queue_shown_ = false;
 };

@@ -1,14 +1,12 @@
 #include "recovery/pull/target_resolver.h"
 
 #include <chrono>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "recovery/pull/pull_plans.h"
 #include "recovery/pull/tile_verifier.h"
-#include "recovery/swarm/availability.h"
 #include "src/base/log.h"
 #include "src/base/units.h"
 
@@ -17,8 +15,6 @@ namespace rekindle::pull {
 namespace {
 
 constexpr std::string_view kConfigFile = "config.json";
-// A source that was too slow so often is not asked again.
-constexpr int kMostTimeouts = 4;
 
 // Collects why no copy of config.json could be read. Bytes that are wrong say more than a source
 // that has none.
@@ -167,32 +163,14 @@ bool TargetResolver::find_checkpoint() {
 async::Task<Result<void>> TargetResolver::learn_checkpoint() {
   const Resolved& resolved = target_.resolved;
   if (find_checkpoint()) co_return Result<void>();
-  std::optional<Error> last_error;
-  // Each page that arrives renews the patience of the pull. So a source that only drips would be
-  // asked for ever.
-  std::map<std::string, int> timeouts;
+  Error last_error{ErrorCode::kNotFound, "no source can be reached"};
   co_await sources_.connect();
   while (true) {
-    // Hosts that scale out at the same time do not all ask the same source, and those that are
-    // being filled are sources as well.
-    SourceTable& table = sources_.sources();
-    const std::uint64_t first = swarm::order_seed(context_.environment.identity.incarnation);
-    const std::size_t count = table.size();
-    for (std::size_t i = 0; i < count; ++i) {
-      ActiveSource& source = table[(first + i) % count];
-      if (source.peer == nullptr || timeouts[source.name] >= kMostTimeouts) continue;
-      context_.progress.trace().go_on();
-      auto learned = co_await learn_from(source.peer);
-      if (learned) {
-        sources_.forget_lost();
-        co_return learned;
-      }
-      last_error = std::move(learned).error();
-      if (last_error->code() == ErrorCode::kTimeout) ++timeouts[source.name];
-      log::warn("pull.metadata", "source", source.name, "error", *last_error);
-      sources_.lose(source, *last_error);
-    }
+    context_.progress.trace().go_on();
+    auto learned = co_await ask_for_checkpoint();
     sources_.forget_lost();
+    if (learned) co_return learned;
+    last_error = std::move(learned).error();
     const bool cancelled = co_await async::is_cancelled();
     if (cancelled || context_.silence.over(steady_now())) break;
     co_await sources_.wait_to_ask_again();
@@ -204,29 +182,52 @@ async::Task<Result<void>> TargetResolver::learn_checkpoint() {
     co_return co_await sources_.add_fallback();
   }
   co_return fail(ErrorCode::kNotFound, "NO_SOURCE: nobody can say what {} consists of: {}",
-                 resolved.id.to_string(),
-                 last_error ? last_error->message() : "no source can be reached");
+                 resolved.id.to_string(), last_error.message());
 }
 
-async::Task<Result<void>> TargetResolver::learn_from(std::shared_ptr<SourcePeer> peer) {
-  const Resolved& resolved = target_.resolved;
+async::Task<Result<void>> TargetResolver::ask_for_checkpoint() {
+  const Digest& root = target_.resolved.root;
   PullPlans& plans = *context_.environment.plans;
-  if (plans.turns().taken(resolved.root)) context_.progress.trace().wait_for("host");
-  const auto turn = co_await plans.turns().take(resolved.root, context_.silence);
+  if (plans.turns().taken(root)) context_.progress.trace().wait_for("host");
+  const auto turn = co_await plans.turns().take(root, context_.silence);
   context_.progress.trace().go_on();
   // Another pull may have fetched it meanwhile.
   if (find_checkpoint()) co_return Result<void>();
+  const auto anybody = [](const ActiveSource&) { return true; };
+  const auto fetch = [&](const ActiveSource& source) {
+    return fetch_checkpoint(source.peer, turn.get());
+  };
+  const auto failed = [&](ActiveSource& source, const Error& why) {
+    log::warn("pull.metadata", "source", source.name, "error", why);
+    sources_.lose(source, why);
+  };
+  CO_TRY(target_.checkpoint,
+         co_await sources_.ask<std::shared_ptr<const Checkpoint>>(anybody, fetch, failed));
+  co_return Result<void>();
+}
+
+async::Task<Result<std::shared_ptr<const Checkpoint>>> TargetResolver::fetch_checkpoint(
+    std::shared_ptr<SourcePeer> peer, FetchTurns::Turn* turn) {
+  const Resolved& resolved = target_.resolved;
   PullPlans::CheckpointBytes bytes;
   bytes.tensor_set = resolved.tensor_set;
   bytes.signatures = resolved.signatures;
   CO_TRY(bytes.tensors,
-         co_await peer->fetch_tensor_set(resolved.tensor_set, sources_.paging(turn.get())));
+         co_await peer->fetch_tensor_set(resolved.tensor_set, sources_.paging(turn)));
   CO_TRY(bytes.tile_digests,
-         co_await peer->fetch_tile_digests(resolved.root, sources_.paging(turn.get())));
+         co_await peer->fetch_tile_digests(resolved.root, sources_.paging(turn)));
   turn->arrived();
-  auto parsing = plans.parse(resolved.id, resolved.root, std::move(bytes));
-  CO_TRY(target_.checkpoint, co_await context_.wait_for(std::move(parsing)));
-  co_return Result<void>();
+  auto parsing = context_.environment.plans->parse(resolved.id, resolved.root, std::move(bytes));
+  co_return co_await context_.wait_for(std::move(parsing));
+}
+
+async::Task<Result<std::string>> TargetResolver::fetch_config(std::shared_ptr<SourcePeer> peer,
+                                                              TensorIndex tensor) {
+  const Checkpoint& checkpoint = *target_.checkpoint;
+  CO_TRY(std::string content,
+         co_await peer->fetch_file(checkpoint.root, std::string(kConfigFile), sources_.paging()));
+  CO_TRY_VOID(check_file(checkpoint, tensor, content));
+  co_return content;
 }
 
 // From the own copies first, then from peers, then from the fallback. A copy of the file that
@@ -245,15 +246,13 @@ async::Task<Result<std::string>> TargetResolver::read_config() {
     failure.add(stored->directory.string(), std::move(content).error());
   }
   co_await sources_.connect();
-  for (const auto& source : sources_.sources()) {
-    if (source.peer == nullptr) continue;
-    auto content = co_await source.peer->fetch_file(checkpoint.root, std::string(kConfigFile),
-                                                    sources_.paging());
-    auto usable = content ? check_file(checkpoint, *tensor, *content)
-                          : Result<void>(fail(std::move(content).error()));
-    if (usable) co_return content;
-    failure.add(source.name, std::move(usable).error());
-  }
+  const auto anybody = [](const ActiveSource&) { return true; };
+  const auto fetch = [&](const ActiveSource& source) { return fetch_config(source.peer, *tensor); };
+  const auto failed = [&](const ActiveSource& source, const Error& why) {
+    failure.add(source.name, why);
+  };
+  auto told = co_await sources_.ask<std::string>(anybody, fetch, failed);
+  if (told) co_return told;
   if (sources_.has_fallback()) {
     if (auto added = co_await sources_.add_fallback(); !added) {
       failure.add(context_.request.fallback.string(), std::move(added).error());

@@ -33,7 +33,13 @@ class TargetResolver {
   Result<void> take_layout(const store::SetAside& copy);
   async::Task<Result<void>> learn_checkpoint();
   bool find_checkpoint();
-  async::Task<Result<void>> learn_from(std::shared_ptr<SourcePeer> peer);
+  async::Task<Result<void>> ask_for_checkpoint();
+  // Verified. `turn` notes the progress.
+  async::Task<Result<std::shared_ptr<const Checkpoint>>> fetch_checkpoint(
+      std::shared_ptr<SourcePeer> peer, FetchTurns::Turn* turn);
+  // Of the tensor that is config.json. Verified.
+  async::Task<Result<std::string>> fetch_config(std::shared_ptr<SourcePeer> peer,
+                                                TensorIndex tensor);
   async::Task<Result<std::string>> read_config();
 
   PullContext& context_;

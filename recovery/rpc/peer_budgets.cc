@@ -1,8 +1,11 @@
 #include "recovery/rpc/peer_budgets.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
+
+#include <boost/asio/ip/address_v6.hpp>
 
 #include "recovery/rpc/address.h"
 #include "src/base/units.h"
@@ -15,11 +18,26 @@ Duration seconds_of(double seconds) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
+// Addresses of one prefix that belong to different hosts: of this host, of the neighbours on a
+// link, and of IPv4 hosts behind a translator (RFC 6052).
+bool stands_alone(const boost::asio::ip::address_v6& address) {
+  constexpr std::array<std::uint8_t, 12> kTranslated{0, 0x64, 0xff, 0x9b};
+  const auto bytes = address.to_bytes();
+  return address.is_loopback() || address.is_link_local() ||
+         std::equal(kTranslated.begin(), kTranslated.end(), bytes.begin());
+}
+
 }  // namespace
 
 std::string host_of_address(const std::string& address) {
   const auto parsed = HostPort::parse(address);
-  return parsed ? parsed->host : address;
+  if (!parsed) return address;
+  boost::system::error_code not_v6;
+  const auto v6 = boost::asio::ip::make_address_v6(parsed->host, not_v6);
+  if (not_v6 || stands_alone(v6)) return parsed->host;
+  auto bytes = v6.to_bytes();
+  std::fill(bytes.begin() + 8, bytes.end(), std::uint8_t{0});
+  return boost::asio::ip::address_v6(bytes).to_string() + "/64";
 }
 
 std::string budget_key(const Peer& peer) {

@@ -13,10 +13,11 @@
 namespace rekindle::rpc {
 
 // Whom the use of a server is charged to: the first name of the certificate of the peer, else its
-// address without the port. All processes with the same cluster secret have the same name, so that
+// host_of_address(). All processes with the same cluster secret have the same name, so that
 // their addresses count. "": a process on the unix socket, which has no budget.
 std::string budget_key(const Peer& peer);
-// Of an address as Peer has it.
+// The host of an address as Peer has it. Of IPv6 the network, as "2001:db8:1:2::/64": whoever has
+// one address of it usually has all of them.
 std::string host_of_address(const std::string& address);
 
 // Gains `per_second` units a second, up to `burst`, and starts with `burst`.

@@ -112,7 +112,8 @@ class Server final : public RpcServer {
     // The oldest first.
     std::map<std::uint64_t, std::shared_ptr<ServerConnection>> connections;
     std::uint64_t next_connection = 1;
-    // All that came by TCP, by address, but those with a certificate.
+    // All that came by TCP, by address. Peers with certificates have budgets of their own: many of
+    // them may come through one translator of addresses.
     Places of_host;
     // Those that have shown a right to be here, by budget_key().
     Places of_peer;

@@ -67,7 +67,8 @@ std::int64_t seconds_of(const ASN1_TIME* time) {
   return ASN1_TIME_to_tm(time, &parts) == 1 ? static_cast<std::int64_t>(::timegm(&parts)) : 0;
 }
 
-// Its SPIFFE URIs first, then other names. A name with control characters is none.
+}  // namespace
+
 std::vector<std::string> names_of(X509* certificate) {
   std::vector<std::string> uris;
   std::vector<std::string> hosts;
@@ -87,6 +88,8 @@ std::vector<std::string> names_of(X509* certificate) {
   uris.insert(uris.end(), hosts.begin(), hosts.end());
   return uris;
 }
+
+namespace {
 
 // For messages.
 std::string describe_certificate(X509* certificate) {

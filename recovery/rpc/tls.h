@@ -13,6 +13,7 @@
 #include "recovery/rpc/rpc.h"
 
 struct ssl_st;
+struct x509_st;
 
 namespace rekindle::rpc {
 
@@ -92,6 +93,9 @@ class TlsSession {
   // The header of the last record of the handshake.
   std::string last_header_;
 };
+
+// Its SPIFFE URIs first, then "dns:" and each host name. A name with control characters is none.
+std::vector<std::string> names_of(x509_st* certificate);
 
 // A certificate whose first SPIFFE URI is spiffe://DOMAIN/rekindle/ROLE/NAME says which role and
 // node its owner is. kDenied: the hello says another. `wanted`: the role that the caller expects.

@@ -296,6 +296,35 @@ TEST(PeerBudgets, ACertificateCountsByItsNameAndASecretByTheAddress) {
   EXPECT_EQ(budget_key(peer), "");
 }
 
+TEST(PeerBudgets, AllAddressesOfAnIPv6NetworkCountAsOneHost) {
+  const auto key = [](const std::string& address) {
+    Peer peer;
+    peer.address = address;
+    return budget_key(peer);
+  };
+  EXPECT_EQ(key("[2001:db8:1:2::1]:7400"), "2001:db8:1:2::/64");
+  EXPECT_EQ(key("[2001:db8:1:2:ffff:ffff:ffff:ffff]:1"), "2001:db8:1:2::/64");
+  EXPECT_EQ(key("[2001:db8:1:3::1]:7400"), "2001:db8:1:3::/64");
+  EXPECT_EQ(key("[::1]:7400"), "::1");
+  EXPECT_NE(key("[fe80::1%1]:7400"), key("[fe80::2%1]:7400")) << "neighbours on a link";
+  EXPECT_NE(key("[64:ff9b::a00:1]:7400"), key("[64:ff9b::a00:2]:7400")) << "hosts with IPv4";
+  EXPECT_EQ(key("10.0.0.3:7400"), "10.0.0.3");
+  EXPECT_EQ(key("unknown"), "unknown");
+}
+
+TEST(PeerBudgets, AnIPv6NetworkHasOneBudgetHoweverManyAddressesItUses) {
+  RateBudgets rates;
+  const TimePoint now{std::chrono::seconds(100)};
+  int taken = 0;
+  for (int i = 0; i < 1000; ++i) {
+    Peer peer;
+    peer.address = fmt::format("[2001:db8:1:2::{:x}]:7400", i + 1);
+    if (rates.take(budget_key(peer), "COORDINATOR_STATUS", 1, 10, 20, now)) ++taken;
+  }
+  EXPECT_EQ(taken, 20);
+  EXPECT_EQ(rates.size(), 1u);
+}
+
 TEST(PeerBudgets, LargeFramesOfOnePeerLeaveRoomForTheOthers) {
   LargeFrames frames;
   std::vector<LargeFrames::Share> held;

@@ -190,6 +190,29 @@ TEST_F(RpcTls, ACallerRefusesTheCertificatesOfTheWrongServer) {
   EXPECT_THAT(refusal(connect(caller)), HasSubstr("unknown authority"));
 }
 
+// Such as pullers behind one translator of addresses.
+TEST_F(RpcTls, CertificatesBehindOneAddressHaveConnectionsOfTheirOwn) {
+  const auto own = authority_.issue("a", {.names = std::string(kDomain) + "agent/gpu-7"});
+  serve(rpc::make_identity(proto::ROLE_AGENT, "gpu-7", Credentials::open(own).value()),
+        {.max_connections_per_peer = 2});
+  std::vector<std::shared_ptr<RpcClient>> clients;
+  CredentialOptions last;
+  for (int i = 0; i < 5; ++i) {
+    const std::string name = fmt::format("c{}", i);
+    last = authority_.issue(name, {.names = kDomain + ("client/" + name)});
+    const auto client = connect(last);
+    ASSERT_TRUE(client) << client.error().message();
+    clients.push_back(*client);
+  }
+  const auto second = connect(last);
+  ASSERT_TRUE(second) << second.error().message();
+  const auto third = connect(last);
+  ASSERT_FALSE(third);
+  EXPECT_EQ(third.error().code(), ErrorCode::kExhausted);
+  EXPECT_THAT(third.error().message(), HasSubstr("client/c4 has 2 connections"));
+  for (const auto& client : clients) EXPECT_TRUE(client->connected());
+}
+
 TEST_F(RpcTls, AnAgentCannotUseAnotherNodesName) {
   serve(proto::ROLE_COORDINATOR, "coordinator",
         authority_.issue("c", {.names = std::string(kDomain) + "coordinator/c1"}));
