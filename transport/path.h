@@ -58,7 +58,7 @@ class Path {
   // True while a request is stuck in the socket: wait_fd() is to be watched for EPOLLOUT, too.
   virtual bool wants_write() const { return false; }
 
-  virtual std::string_view transport() const = 0;  // "tcp", "shm", "verbs", "fake"
+  virtual std::string_view transport() const = 0;  // "tcp", "tcp+tls", "shm", "verbs", "fake"
   virtual std::string describe() const = 0;  // "tcp 10.0.0.2:41234 -> 10.0.0.3:7401", for messages
   // Why the path broke: "port down", "nobody answered 8 times". Empty while it works, or if the
   // reason is unknown.

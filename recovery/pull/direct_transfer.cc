@@ -4,6 +4,8 @@
 #include <chrono>
 #include <utility>
 
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/this_coro.hpp>
 
@@ -87,8 +89,11 @@ DirectTransfer::DirectTransfer(const PullEnvironment& environment, Silence& sile
       opener_(environment, silence, std::move(options.paths)),
       wrong_(sources_.size()),
       tick_(std::move(options.tick)),
+      ask_again_(std::move(options.ask_again)),
+      renew_every_(options.renew_every),
       moved_(environment.metrics, Landing::kGpu),
       connects_(environment.executor),
+      renewals_(environment.executor),
       buckets_(plan_->buckets.size()),
       regions_(sources_.size()),
       senders_(plan_->slices) {}
@@ -201,6 +206,7 @@ async::Task<std::string> DirectTransfer::run() {
     batch_->add_neighbour(i, i + 1);
     connects_.spawn("pull.direct_connect", connect(i));
   }
+  renewals_.spawn("pull.direct_renew", renew_sessions());
   std::optional<std::string> why;
   for (;;) {
     auto finished = take_events();
@@ -217,8 +223,10 @@ async::Task<std::string> DirectTransfer::run() {
     if (tick_) tick_();
     co_await reads_.changed->wait_until(steady_now() + kTick);
   }
-  // Connects refer to this object. They end by their own deadlines.
+  // Connects and renewals refer to this object. They end by their own deadlines.
   while (!co_await connects_.close(kConnectsEnd)) {
+  }
+  while (!co_await renewals_.close(kConnectsEnd)) {
   }
   batch_.reset();
   co_await opener_.close_sessions(sources_);
@@ -258,6 +266,25 @@ async::Task<void> DirectTransfer::connect(SourceIndex index) {
   }
   living_.set(index);
   batch_->add_paths(index, std::move(opened->paths));
+}
+
+async::Task<void> DirectTransfer::renew_sessions() {
+  co_await boost::asio::this_coro::throw_if_cancelled(false);
+  for (;;) {
+    co_await async::sleep_for(renew_every_);
+    if (co_await async::is_cancelled()) co_return;
+    if (ask_again_) {
+      auto asking = ask_again_();
+      const auto news = co_await std::move(asking);
+      if (co_await async::is_cancelled()) co_return;
+      refresh_grants(sources_, news);
+    }
+    for (const ActiveSource& source : sources_) {
+      if (!source.session || !source.peer->connected()) continue;
+      boost::asio::co_spawn(environment_.executor, opener_.keep_alive(source),
+                            boost::asio::detached);
+    }
+  }
 }
 
 // Returns the outcome of the batch once it has ended.

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -59,6 +61,10 @@ class DirectTransfer final : private transport::SliceSource, private transport::
     PathOpener::Options paths;
     // Called about every 200 ms.
     std::function<void()> tick;
+    // Asks for the sources anew: they come with fresh grants. Empty: nobody is asked.
+    std::function<async::Task<std::vector<proto::Source>>()> ask_again;
+    // Sessions end with their grants, so they are renewed.
+    std::chrono::milliseconds renew_every{10'000};
   };
   DirectTransfer(const PullEnvironment& environment, Silence& silence, DirectReads& reads,
                  Options options);
@@ -102,6 +108,7 @@ class DirectTransfer final : private transport::SliceSource, private transport::
   transport::SliceIndex slices_in(std::size_t bucket) const;
   void wake();
   async::Task<void> connect(transport::SourceIndex index);
+  async::Task<void> renew_sessions();
   std::optional<Result<void>> take_events();
   std::optional<std::string> reason_to_stop(bool cancelled);
   // Returns why a wish makes no sense.
@@ -118,12 +125,15 @@ class DirectTransfer final : private transport::SliceSource, private transport::
   PathOpener opener_;
   std::vector<WrongBytes> wrong_;
   const std::function<void()> tick_;
+  const std::function<async::Task<std::vector<proto::Source>>()> ask_again_;
+  const std::chrono::milliseconds renew_every_;
   MovedBytes moved_;
   std::size_t accepted_ = 0;
   // Sources with paths, and why the last one has none.
   transport::SourceMask living_;
   std::string last_loss_;
   async::TaskGroup connects_;
+  async::TaskGroup renewals_;
   TimePoint last_word_{};
 
   mutable std::mutex mutex_;

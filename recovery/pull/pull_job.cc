@@ -62,6 +62,7 @@ class PullJob::Driver {
   async::Task<Result<void>> fetch(bool waited);
   async::Task<void> serve_direct_reads();
   async::Task<std::string> read_directly(DirectReads& reads);
+  async::Task<std::vector<proto::Source>> ask_again();
   async::Task<Result<void>> find_more_sources(PlanRef plan);
   async::Task<Result<void>> transfer_once(PlanRef plan);
   async::Task<Result<void>> transfer_and_recruit(Transfer& transfer);
@@ -267,16 +268,23 @@ async::Task<std::string> PullJob::Driver::read_directly(DirectReads& reads) {
                                      .root = context_.target.resolved.root,
                                      .forced_transport = "verbs",
                                      .closed_homes = std::move(other_homes)},
-                           .tick = [report, told = steady_now()]() mutable {
-                             if (steady_now() - told < kDirectReport) return;
-                             told = steady_now();
-                             report();
-                           }});
+                           .tick =
+                               [report, told = steady_now()]() mutable {
+                                 if (steady_now() - told < kDirectReport) return;
+                                 told = steady_now();
+                                 report();
+                               },
+                           .ask_again = [this] { return ask_again(); }});
   std::string why = co_await transfer.run();
   std::uint32_t wrong = 0;
   for (const WrongBytes& one : transfer.wrong()) wrong += one.slices;
   if (wrong > 0) why += fmt::format("; {} slice(s) were wrong on the device", wrong);
   co_return why;
+}
+
+async::Task<std::vector<proto::Source>> PullJob::Driver::ask_again() {
+  co_await context_.finder.exchange(context_.progress.report(sources_.sources()));
+  co_return context_.finder.sources();
 }
 
 async::Task<Result<PullJob::Driver::PlanRef>> PullJob::Driver::plan() {

@@ -74,11 +74,11 @@ int run(std::uint64_t mib, int rounds) {
     of_plain.push_back(first);
     of_encrypted.push_back(second);
   }
-  const double size = static_cast<double>(bytes) / 1e9;
+  const double size = static_cast<double>(bytes) / 1e6;
   const bool kernel = source.server_->stats().encrypted_by_kernel != 0;
   fmt::print(
-      "{} MiB, one stream, median of {}: plain {:.2f} GB/s, encrypted {:.2f} GB/s (the source "
-      "encrypts in {}), ratio {:.2f}\n",
+      "{} MiB, one stream, median of {}: plain {:.1f} MB/s, encrypted {:.1f} MB/s (the source "
+      "encrypts in {}), ratio {:.3f}\n",
       bytes / kMiB, rounds, size / median(of_plain), size / median(of_encrypted),
       kernel ? "the kernel" : "user space", median(of_plain) / median(of_encrypted));
   return 0;

@@ -2,6 +2,7 @@
 // whose slots are registered with fake NICs; the transfer, the engine and the verbs transport; and
 // sources that serve the sample over a fake network. The worker's end compares what it got with the
 // sample. No soft-RoCE device takes dmabufs, so nothing of this runs on a kernel's RDMA device.
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -47,9 +48,11 @@ class SourceHost {
       : loop_(loop), api_(network, name), name_(name) {
     api_.add_device({.name = "mlx5_0"});
     api_.add_device({.name = "mlx5_1"});
+    auto identity = rpc::testing::make_identity(proto::ROLE_AGENT, name);
+    incarnation_ = identity.incarnation.to_bytes();
     source_ = std::make_unique<transport::verbs::VerbsSource>(
         api_, transport::verbs::FabricOptions{}, transport::verbs::RegistrarOptions{},
-        transport::verbs::VerbsServerOptions{.registration_patience = 10s});
+        transport::verbs::VerbsServerOptions{.registration_patience = 10s}, identity.incarnation);
     files_ = sample.files();
     for (std::size_t i = 0; i < files_.size(); ++i) {
       const std::uint64_t bytes = sample.segment_bytes[i];
@@ -59,13 +62,10 @@ class SourceHost {
       segments_.emplace_back(static_cast<std::byte*>(mapped), bytes);
       keys_.push_back(source_->registry().add(segments_.back(), files_[i].get(), 0, {}, nullptr));
     }
-    auto identity = rpc::testing::make_identity(proto::ROLE_AGENT, name);
-    // Without a key it speaks protocol 2, where any incarnation may be claimed.
-    identity.key = nullptr;
-    identity.incarnation = source_->target(SessionToken::random()).incarnation;
     server_ = rpc::RpcServer::create(loop_.executor(), std::move(identity));
-    rpc::handle<proto::AGENT_OPEN_SESSION>(
-        *server_, [this](const rpc::Peer&, auto, auto) { return open_session(); });
+    rpc::handle<proto::AGENT_OPEN_SESSION>(*server_, [this](const rpc::Peer&, auto request, auto) {
+      return request.renews().empty() ? open_session() : renew_session(std::move(request));
+    });
     rpc::handle<proto::AGENT_CONNECT_PATHS>(*server_, [this](const rpc::Peer&, auto request, auto) {
       return connect_paths(std::move(request));
     });
@@ -88,9 +88,21 @@ class SourceHost {
     return loop_.run([](SourceHost* host) -> async::Task<std::shared_ptr<pull::SourcePeer>> {
       auto client = co_await rpc::RpcClient::connect(
           host->address_, rpc::testing::make_identity(proto::ROLE_PULLER, "p"), 5s);
-      co_return std::make_shared<pull::SourcePeer>(proto::Source(), std::move(*client));
+      co_return std::make_shared<pull::SourcePeer>(host->record(1), std::move(*client));
     }(this));
   }
+  // As the coordinator names it, with its grant of this number.
+  proto::Source record(std::uint64_t serial) const {
+    proto::Source record;
+    record.mutable_node()->set_incarnation(incarnation_);
+    record.mutable_grant()->set_source_incarnation(incarnation_);
+    record.mutable_grant()->set_issuer("coordinator");
+    record.mutable_grant()->set_serial(serial);
+    return record;
+  }
+  // The highest serial of a grant that renewed the open session.
+  std::uint64_t renewed_by() const { return renewed_by_; }
+  std::function<void()> on_renewal;
   // As if the host died: its queue pairs are gone.
   void stop() { source_->stop(); }
   std::span<std::byte> segment(std::size_t i) const { return segments_[i]; }
@@ -101,6 +113,7 @@ class SourceHost {
   async::Task<Result<proto::OpenSessionResponse>> open_session() {
     proto::OpenSessionResponse response;
     const SessionToken token = source_->admit(keys_);
+    token_ = token;
     response.set_token(token.to_bytes());
     for (std::uint32_t i = 0; i < keys_.size(); ++i) {
       auto& region = *response.add_regions();
@@ -116,6 +129,14 @@ class SourceHost {
     }
     co_return response;
   }
+  async::Task<Result<proto::OpenSessionResponse>> renew_session(proto::OpenSessionRequest request) {
+    if (request.renews() != token_.to_bytes()) co_return fail(ErrorCode::kDenied, "no session");
+    renewed_by_ = std::max(renewed_by_, request.grant().serial());
+    if (on_renewal) on_renewal();
+    proto::OpenSessionResponse response;
+    response.set_token(request.renews());
+    co_return response;
+  }
   async::Task<Result<proto::ConnectPathsResponse>> connect_paths(proto::ConnectPathsRequest from) {
     proto::ConnectPathsResponse response;
     if (source_->server() == nullptr) co_return fail(ErrorCode::kUnavailable, "is gone");
@@ -127,10 +148,13 @@ class SourceHost {
   rpc::testing::Loop& loop_;
   FakeVerbs api_;
   const std::string name_;
+  std::string incarnation_;
   std::unique_ptr<transport::verbs::VerbsSource> source_;
   std::vector<UniqueFd> files_;
   std::vector<std::span<std::byte>> segments_;
   std::vector<transport::RegionKey> keys_;
+  SessionToken token_;
+  std::uint64_t renewed_by_ = 0;
   std::unique_ptr<rpc::RpcServer> server_;
   std::string address_;
 };
@@ -190,13 +214,17 @@ class DirectReadsTest : public ::testing::Test {
     if (const auto* const wanted = std::get_if<BucketWanted>(&news)) {
       wanted_.push_back(*wanted);
       if (on_wanted) on_wanted(*wanted);
-      reads_->want({wanted->bucket, wanted->slot, wanted->verified, wanted->wrong});
+      wish(*wanted);
     }
     if (const auto* const ended = std::get_if<ReadsEnded>(&news)) {
       ended_ = *ended;
       if (reads_->is_over()) session_.session->reads_over(ended->why);
       reads_->end(ended->why);
     }
+  }
+  void wish(const BucketWanted& wanted) {
+    if (withholds_wishes_) return withheld_.push_back(wanted);
+    reads_->want({wanted.bucket, wanted.slot, wanted.verified, wanted.wrong});
   }
   void offer(const SlotsOffered& offered) {
     auto landing = puller_->connector().use_device_memory(
@@ -226,6 +254,7 @@ class DirectReadsTest : public ::testing::Test {
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       pull::ActiveSource& source = table.emplace_back();
       source.name = sources_[i]->name();
+      source.record = sources_[i]->record(1);
       source.peer = peers_[i];
       source.layout = std::make_shared<const Layout>(sample_.layout);
       views.push_back({source.layout});
@@ -238,11 +267,18 @@ class DirectReadsTest : public ::testing::Test {
         {.plan = std::move(*plan),
          .slots = std::move(*slots),
          .sources = std::move(table),
-         .paths = {
-             .id = {"m", 1}, .forced_transport = "verbs", .closed_homes = std::move(closed)}});
+         .paths = {.id = {"m", 1}, .forced_transport = "verbs", .closed_homes = std::move(closed)},
+         .ask_again = [this] { return ask_again(); },
+         .renew_every = 5ms});
     std::string why = co_await transfer.run();
     wrong_ = transfer.wrong();
     co_return why;
+  }
+  async::Task<std::vector<proto::Source>> ask_again() {
+    ++serial_;
+    std::vector<proto::Source> records;
+    for (const auto& source : sources_) records.push_back(source->record(serial_));
+    co_return records;
   }
   // Runs the session to its end, with a worker that takes everything.
   SessionEnd run(bool copy_is_here) {
@@ -295,6 +331,10 @@ class DirectReadsTest : public ::testing::Test {
   std::shared_ptr<pull::DirectReads> reads_;
   std::function<void(const BucketWanted&)> on_wanted;
   std::vector<BucketWanted> wanted_;
+  // Buckets that nobody has asked the pull for yet.
+  bool withholds_wishes_ = false;
+  std::vector<BucketWanted> withheld_;
+  std::uint64_t serial_ = 1;
   std::optional<ReadsEnded> ended_;
   std::vector<pull::WrongBytes> wrong_;
   std::string why_;
@@ -309,6 +349,24 @@ TEST_F(DirectReadsTest, EveryByteReachesTheWorkerAlthoughThisHostHasNoCopy) {
   EXPECT_EQ(end.bytes, sample_.contents().total_bytes());
   EXPECT_EQ(end.refilled, 0u);
   EXPECT_EQ(wanted_.size(), end.buckets);
+}
+
+// Otherwise the sources would end the sessions after a minute.
+TEST_F(DirectReadsTest, SessionsAreRenewedByFreshGrants) {
+  withholds_wishes_ = true;
+  for (const auto& source : sources_) {
+    source->on_renewal = [this] {
+      const auto renewed = [](const auto& host) { return host->renewed_by() > 3; };
+      if (!std::ranges::all_of(sources_, renewed) || !withholds_wishes_) return;
+      withholds_wishes_ = false;
+      for (const auto& wanted : withheld_) wish(wanted);
+    };
+  }
+  const auto end = run(false);
+  EXPECT_FALSE(end.error) << end.error->message();
+  ASSERT_TRUE(ended_);
+  EXPECT_TRUE(ended_->all) << ended_->why;
+  for (const auto& source : sources_) EXPECT_GT(source->renewed_by(), 3u) << source->name();
 }
 
 TEST_F(DirectReadsTest, BytesThatNicsWriteIntoGpuMemoryAreCounted) {

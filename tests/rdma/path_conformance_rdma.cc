@@ -1,6 +1,7 @@
 // What every Path promises, over real verbs: the source and the puller of one process, each on the
 // devices of its side.
 #include "tests/rdma/rails.h"
+#include "tests/rdma/windowless.h"
 #include "tests/transport/path_conformance.h"
 #include "tests/verbs/verbs_hosts.h"
 
@@ -19,6 +20,7 @@ verbs::FabricOptions only(const std::vector<std::string>& devices) {
 struct RdmaSetup {
   bool registers_local = true;
   bool staged = false;  // no region is registered whole
+  bool windows = true;
 };
 
 verbs::RegistrarOptions registrar_options(const RdmaSetup& setup) {
@@ -31,10 +33,10 @@ class RdmaFixture final : public PathFixture {
  public:
   explicit RdmaFixture(const RdmaSetup& setup)
       : setup_(setup),
-        api_(verbs::make_system_api()),
-        source_(std::make_unique<VerbsSource>(*api_, only(rekindle::testing::rdma_rails().b),
+        source_(std::make_unique<VerbsSource>(setup.windows ? api_ : windowless_,
+                                              only(rekindle::testing::rdma_rails().b),
                                               registrar_options(setup))),
-        puller_(std::make_unique<VerbsPuller>(*api_, only(rekindle::testing::rdma_rails().a))) {}
+        puller_(std::make_unique<VerbsPuller>(api_, only(rekindle::testing::rdma_rails().a))) {}
   RegionKey serve(const TestSegment& segment) override { return source_->serve(segment); }
   void withdraw(RegionKey key) override { source_->registry().remove(key); }
   SessionToken admit(std::vector<RegionKey> regions) override {
@@ -43,7 +45,7 @@ class RdmaFixture final : public PathFixture {
   void revoke(const SessionToken& token) override { source_->revoke(token); }
   Result<std::unique_ptr<Path>> connect(const SessionToken& token) override {
     TRY(auto paths, puller_->connect(*source_, token));
-    EXPECT_EQ(paths.front()->describe().ends_with("(staged)"), setup_.staged);
+    EXPECT_EQ(paths.front()->describe().ends_with("(staged)"), setup_.staged || !setup_.windows);
     return std::move(paths.front());
   }
   void kill_peer() override { source_->stop(); }
@@ -53,7 +55,8 @@ class RdmaFixture final : public PathFixture {
 
  private:
   const RdmaSetup setup_;
-  const std::unique_ptr<verbs::Api> api_;
+  verbs::SystemApi api_;
+  verbs::WithoutWindows windowless_;
   const std::unique_ptr<VerbsSource> source_;
   const std::unique_ptr<VerbsPuller> puller_;
 };
@@ -84,7 +87,8 @@ PathBackend backend(std::string name, const RdmaSetup& setup) {
 INSTANTIATE_TEST_SUITE_P(Rdma, PathConformance,
                          ::testing::Values(backend("Registered", {}),
                                            backend("Bounced", {.registers_local = false}),
-                                           backend("Staged", {.staged = true})),
+                                           backend("Staged", {.staged = true}),
+                                           backend("NoWindows", {.windows = false})),
                          [](const auto& parameter) { return parameter.param.name; });
 
 }  // namespace

@@ -15,10 +15,11 @@
 
 namespace rekindle::transport::verbs {
 
-// A puller of one staged link that says what a test wants it to, and obeys no rule.
+// A puller of one link that says and reads what a test wants it to, and obeys no rule.
 class RawPuller {
  public:
-  explicit RawPuller(Api& api) : fabric_(VerbsSource::open(api, {})) {}
+  explicit RawPuller(Api& api, const FabricOptions& options = {})
+      : fabric_(VerbsSource::open(api, options)) {}
 
   Result<void> connect(VerbsSource& source, const SessionToken& token) {
     Rail& rail = *fabric_->rails().front();
@@ -38,14 +39,17 @@ class RawPuller {
     TRY(auto response, ConnectResponse::parse(answer));
     LinkResponse& link = response.links.front();
     if (!link.error.empty()) return fail(ErrorCode::kUnavailable, "{}", link.error);
-    if (!link.stage) return fail(ErrorCode::kInternal, "the link is not staged");
-    offer_ = std::move(*link.stage);
+    if (link.stage) offer_ = std::move(*link.stage);
+    windows_ = std::move(link.windows);
     return connection_->connect(
         {endpoint.rails.front().address, link.mtu_bytes, link.rd_atomic, link.queue_pairs},
         ConnectionRole::kReads);
   }
 
+  // Of a staged link.
   const StageOffer& offer() const { return offer_; }
+  // Of a link that reads the regions themselves.
+  const std::vector<RemoteWindow>& windows() const { return windows_; }
   static std::vector<std::byte> bytes_of(const StageRequest& request) {
     std::vector<std::byte> bytes(kStageRequestBytes);
     encode(request, bytes);
@@ -138,6 +142,7 @@ class RawPuller {
   std::unique_ptr<StageControl> control_;
   std::unique_ptr<Connection> connection_;
   StageOffer offer_;
+  std::vector<RemoteWindow> windows_;
 };
 
 }  // namespace rekindle::transport::verbs

@@ -15,8 +15,10 @@ namespace rekindle::transport::verbs {
 class VerbsSource {
  public:
   VerbsSource(Api& api, const FabricOptions& options, const RegistrarOptions& registrar = {},
-              const VerbsServerOptions& server = {})
-      : fabric_(open(api, options)),
+              const VerbsServerOptions& server = {},
+              const Incarnation& incarnation = Incarnation::random())
+      : incarnation_(incarnation),
+        fabric_(open(api, options)),
         registrar_(MemoryRegistrar::create(*fabric_, registrar)),
         server_(VerbsServer::create(*fabric_, *registrar_, registry_, incarnation_, server)) {}
   ~VerbsSource() { server_.reset(); }
@@ -53,7 +55,7 @@ class VerbsSource {
   Fabric& fabric() { return *fabric_; }
 
  private:
-  const Incarnation incarnation_ = Incarnation::random();
+  const Incarnation incarnation_;
   const std::unique_ptr<Fabric> fabric_;
   const std::unique_ptr<MemoryRegistrar> registrar_;
   SegmentRegistry registry_;

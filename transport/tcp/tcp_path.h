@@ -34,7 +34,7 @@ class TcpPath final : public Path {
   int wait_fd() const override { return socket_.get(); }
   bool arm() override { return opened_begin_ == opened_end_; }
   bool wants_write() const override { return !broken_ && out_begin_ != out_end_; }
-  std::string_view transport() const override { return "tcp"; }
+  std::string_view transport() const override { return tls_ ? "tcp+tls" : "tcp"; }
   std::string describe() const override { return description_; }
 
  private:

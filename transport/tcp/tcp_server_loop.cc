@@ -352,6 +352,7 @@ class TcpServerImpl final : public TcpServer {
             .encrypted = context_.encrypted,
             .encrypted_by_kernel = context_.encrypted_by_kernel,
             .ops = context_.ops,
+            .bytes_sent_encrypted = context_.bytes_sent_encrypted,
             .bytes_sent = context_.bytes_sent};
   }
 

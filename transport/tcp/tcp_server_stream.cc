@@ -88,6 +88,9 @@ ServerStream::Progress ServerStream::step(TimePoint now) {
     const auto sent = sender_.send(socket_.get(), allowed, request_waiting());
     share_->limiter.give_back(allowed - sent.payload);
     context_.bytes_sent.fetch_add(sent.payload, std::memory_order_relaxed);
+    if (tls_) {
+      context_.bytes_sent_encrypted.fetch_add(sent.payload, std::memory_order_relaxed);
+    }
     budget -= sent.payload;
     if (sent.payload != 0) last_progress_ = now;
     if (sent.outcome == Sender::Outcome::kBlocked) return Progress::kBlocked;

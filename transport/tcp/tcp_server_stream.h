@@ -64,6 +64,7 @@ struct ServerContext {
   std::atomic<std::uint64_t> encrypted_by_kernel = 0;
   std::atomic<std::uint64_t> ops = 0;
   std::atomic<std::uint64_t> bytes_sent = 0;
+  std::atomic<std::uint64_t> bytes_sent_encrypted = 0;
 };
 
 // The serving end of one stream: a hello, then requests that are answered in order. One thread uses

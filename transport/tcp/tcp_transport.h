@@ -41,7 +41,9 @@ struct ServerStats {
   std::uint64_t encrypted = 0;
   std::uint64_t encrypted_by_kernel = 0;
   std::uint64_t ops = 0;
-  std::uint64_t bytes_sent = 0;  // payload
+  // Payload bytes: those over TLS, and all.
+  std::uint64_t bytes_sent_encrypted = 0;
+  std::uint64_t bytes_sent = 0;
 };
 
 class TcpServer : public Server {
