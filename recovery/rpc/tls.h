@@ -60,7 +60,7 @@ class TlsSession {
 // Exported keying material, the same at both ends and known to no relay (RFC 9266).
 Result<std::string> channel_binding(ssl_st* ssl);
 
-// A certificate whose first SPIFFE URI is spiffe://DOMAIN/rekindle/ROLE/NAME says which role and
+// A certificate whose first SPIFFE URI is spiffe://DOMAIN/rekindle/ROLE[/NAME] says which role and
 // node its owner is. kDenied: the hello says another. `wanted`: the role that the caller expects.
 Result<void> check_certified_name(const Peer& peer, proto::Role wanted);
 
