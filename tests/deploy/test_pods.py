@@ -4,6 +4,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 
 import pytest
@@ -172,6 +173,38 @@ def test_metrics_by_https_are_for_a_token_and_for_nobody_else(cluster):
                               f"http://{pod.ip}:{port}/metrics")
 
 
+# Holds more connections than a server accepts, and says nothing on any of them.
+CROWD = """
+import select, socket, sys, time
+connect = lambda: socket.create_connection((sys.argv[1], int(sys.argv[2])))
+held = [connect() for _ in range(80)]
+print("here", flush=True)
+while True:
+    for ended in select.select(held, [], [])[0]:
+        ended.close()
+        held[held.index(ended)] = connect()
+    time.sleep(0.05)
+"""
+
+
+@components("cert-manager", "certificates", "metrics", "metrics-tls")
+def test_a_host_that_holds_connections_keeps_no_other_host_from_the_metrics(cluster):
+    certify(cluster)
+    cluster.secrets["rekindle-metrics"] = {"token": b"the token of a prometheus\n"}
+    coordinator = cluster.start("StatefulSet", "rekindle-coordinator")
+    coordinator.wait_until("readinessProbe")
+    other, = start_agents(cluster, "node-a")
+    with subprocess.Popen(["ip", "netns", "exec", other.namespace, sys.executable, "-c", CROWD, coordinator.ip, "7302"],
+                          stdout=subprocess.PIPE, text=True) as crowd:
+        try:
+            assert crowd.stdout.readline() == "here\n"
+            for _ in range(20):
+                assert run("ip", "netns", "exec", coordinator.namespace, "curl", "-sSk",
+                           f"https://{coordinator.ip}:7302/healthz") == "ok\n"
+        finally:
+            crowd.kill()
+
+
 @components("audit", "cert-manager", "certificates", "checkpoints", "rights")
 def test_rights_and_the_audit_log_are_those_of_the_manifests(cluster):
     write_checkpoint(cluster)
@@ -241,9 +274,11 @@ def test_etcd_with_tls_serves_coordinators_and_nobody_without_a_certificate(clus
     leader.kill()
     left = [pod for pod in coordinators if pod is not leader]
     eventually(lambda: any("small@1" in pod.asked("rekindle", "status") for pod in left), "nobody leads")
-    asked = subprocess.run(["ip", "netns", "exec", agent.namespace, "curl", "-sSk", f"https://{members[0].ip}:2379/version"],
-                           capture_output=True, text=True, timeout=PATIENCE_S)
-    assert asked.returncode != 0 and "certificate required" in asked.stderr
+    for file, data in cluster.secrets["rekindle-etcd-client-tls"].items():
+        (cluster.directory / file).write_bytes(data)
+    ask = ["ip", "netns", "exec", agent.namespace, "curl", "-sSk", f"https://{members[0].ip}:2379/version"]
+    assert "etcdserver" in run(*ask, "--cert", cluster.directory / "tls.crt", "--key", cluster.directory / "tls.key")
+    assert subprocess.run(ask, capture_output=True, timeout=PATIENCE_S).returncode != 0
 
 
 @components()
