@@ -67,16 +67,18 @@ Response make_response(const Request& request, HttpAnswer answer) {
   return response;
 }
 
+}  // namespace
+
 // One connection in the count of its host.
-class Counted {
+class HttpServer::Place {
  public:
-  Counted(std::map<std::string, std::size_t>& of_host, std::string host)
+  Place(std::map<std::string, std::size_t>& of_host, std::string host)
       : of_host_(of_host), host_(std::move(host)) {
     ++of_host_[host_];
   }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
-  ~Counted() {
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+  ~Place() {
     if (--of_host_[host_] == 0) of_host_.erase(host_);
   }
 
@@ -84,8 +86,6 @@ class Counted {
   std::map<std::string, std::size_t>& of_host_;
   const std::string host_;
 };
-
-}  // namespace
 
 Result<std::unique_ptr<HttpServer>> HttpServer::listen(asio::any_io_executor executor,
                                                        std::string_view option,
@@ -140,7 +140,8 @@ void HttpServer::accept(Socket socket, const std::string& peer_address) {
     ::close(fd);
     return;
   }
-  tasks_.spawn("http", serve(std::move(tcp), peer_address));
+  auto place = std::make_unique<Place>(of_host_, host);
+  tasks_.spawn("http", serve(std::move(tcp), peer_address, std::move(place)));
 }
 
 void HttpServer::note_refusal(const std::string& peer_address, const std::string& why) {
@@ -209,6 +210,7 @@ struct HttpServer::Conversation {
   template <typename Stream>
   async::Task<void> run(Stream& stream) {
     boost::system::error_code error;
+    const TimePoint ends = steady_now() + server.options_.connection_life;
     const auto stopped = [&error] { return asio::redirect_error(asio::use_awaitable, error); };
     for (int i = 0; i < kRequestsPerConnection; ++i) {
       http::request_parser<http::empty_body> parser;
@@ -227,7 +229,7 @@ struct HttpServer::Conversation {
       } else {
         co_await http::async_write(stream, serializer, stopped());
       }
-      if (error || !request.keep_alive()) co_return;
+      if (error || !request.keep_alive() || steady_now() >= ends) co_return;
     }
   }
 
@@ -255,8 +257,8 @@ struct HttpServer::Conversation {
   }
 };
 
-async::Task<void> HttpServer::serve(asio::ip::tcp::socket socket, std::string peer_address) {
-  const Counted counted(of_host_, host_of_address(peer_address));
+async::Task<void> HttpServer::serve(asio::ip::tcp::socket socket, std::string peer_address,
+                                    [[maybe_unused]] std::unique_ptr<Place> place) {
   beast::tcp_stream stream(std::move(socket));
   beast::flat_buffer buffer(kMaxRequestBytes);
   stream.expires_after(options_.request_deadline);

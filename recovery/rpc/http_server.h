@@ -41,6 +41,8 @@ struct HttpOptions {
   std::size_t max_connections = 64;
   // For a TLS handshake, to receive a request, and to send an answer.
   std::chrono::milliseconds request_deadline{5000};
+  // A longer one would outlive the revocation of its certificate.
+  std::chrono::milliseconds connection_life{600'000};
   HttpAccess access = {};
 };
 
@@ -64,8 +66,10 @@ class HttpServer {
  private:
   HttpServer(boost::asio::any_io_executor executor, Answer answer, HttpOptions options);
   struct Conversation;
+  class Place;
   void accept(Socket socket, const std::string& peer_address);
-  async::Task<void> serve(boost::asio::ip::tcp::socket socket, std::string peer_address);
+  async::Task<void> serve(boost::asio::ip::tcp::socket socket, std::string peer_address,
+                          std::unique_ptr<Place> place);
   void note_refusal(const std::string& peer_address, const std::string& why);
 
   const boost::asio::any_io_executor executor_;

@@ -225,6 +225,24 @@ def test_rights_and_the_audit_log_are_those_of_the_manifests(cluster):
     run(BINARY, "audit", "verify", audit)
 
 
+@components("checkpoints", "publishers")
+def test_only_versions_of_the_publisher_in_the_config_map_are_taken(cluster):
+    write_checkpoint(cluster)
+    checkpoints = cluster.directory / "claims/checkpoints"
+    for name in ("trainer", "stranger"):
+        run(BINARY, "keys", "new", checkpoints / name)
+    key = (checkpoints / "trainer.pub").read_text()
+    cluster.objects["ConfigMap", "rekindle-publishers"] = {"data": {"publisher.pub": key}}
+    cluster.start("StatefulSet", "rekindle-coordinator").wait_until("readinessProbe")
+    agent, = start_agents(cluster, "node-a")
+    eventually(lambda: "node-a" in agent.asked("rekindle", "status"), "the agent has not registered")
+    publish = ["rekindle", "publish", "small@1", "/checkpoints/small"]
+    agent.execute(*publish, code=7)
+    agent.execute(*publish, "--sign-key=/checkpoints/stranger", code=7)
+    agent.execute(*publish, "--sign-key=/checkpoints/trainer")
+    assert "small@1" in agent.execute("rekindle", "status")
+
+
 @components()
 def test_the_coordinator_keeps_its_state_on_its_volume(cluster):
     first = cluster.start("StatefulSet", "rekindle-coordinator")

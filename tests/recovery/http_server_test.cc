@@ -23,6 +23,11 @@ namespace {
 using namespace std::chrono_literals;
 using boost::asio::ip::tcp;
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
 class HttpServerTest : public ::testing::Test {
  protected:
   void SetUp() override { start({.max_connections = 4, .request_deadline = 300ms}); }
@@ -48,6 +53,11 @@ class HttpServerTest : public ::testing::Test {
     boost::asio::co_spawn(context_, server_->close(2000ms), boost::asio::detached);
     thread_.join();
     server_.reset();
+  }
+  void restart(HttpOptions options) {
+    HttpServerTest::TearDown();
+    context_.restart();
+    start(std::move(options));
   }
   tcp::socket connect() {
     const std::string& address = server_->address();
@@ -141,11 +151,6 @@ TEST_F(HttpServerTest, WhoSaysNothingIsClosedAndKeepsNobodyOut) {
   for (int i = 0; i < 1000 && answer.empty(); ++i) answer = ask(get("/ready/i"));
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 "));
 }
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::StartsWith;
 
 // A server beyond loopback: its address is loopback here, so a test says that it is not open.
 class HttpsServerTest : public HttpServerTest {
@@ -283,6 +288,18 @@ TEST_F(HttpsServerTest, RenewedCertificatesAndTokensAreUsedWithoutARestart) {
   }
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 401 "));
   EXPECT_THAT(ask_tls(with_token("the next token of a scraper")), StartsWith("HTTP/1.1 200 "));
+}
+
+TEST_F(HttpServerTest, AConnectionEndsWithItsLife) {
+  HttpOptions options;
+  options.connection_life = 0ms;
+  restart(std::move(options));
+  auto socket = connect();
+  const std::string first = "GET /ready/i HTTP/1.1\r\nHost: x\r\n\r\n";
+  boost::asio::write(socket, boost::asio::buffer(first + first));
+  const std::string answers = read_all(socket);
+  EXPECT_THAT(answers, StartsWith("HTTP/1.1 200 "));
+  EXPECT_EQ(answers.find("HTTP/1.1", 1), std::string::npos) << answers;
 }
 
 TEST(HttpAccess, AnAddressThatOthersReachNeedsACertificateOrTheWordThatItDoesNot) {
