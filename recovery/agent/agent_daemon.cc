@@ -379,7 +379,10 @@ Result<void> Daemon::listen_http() {
   }
   if (metrics_ == nullptr) return {};
   readings_ = metrics_->add([this](metrics::Readings& readings) { read_metrics(readings); });
-  TRY(scraped_, rpc::serve_metrics(executor, options_.metrics, *metrics_));
+  TRY(auto tokens, rpc::HttpTokens::open(options_.http_token_file));
+  const rpc::HttpProtection protection{credentials_, std::move(tokens),
+                                       options_.http_open || options_.credentials.insecure};
+  TRY(scraped_, rpc::serve_metrics(executor, options_.metrics, protection, *metrics_));
   return {};
 }
 

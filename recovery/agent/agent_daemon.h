@@ -61,6 +61,10 @@ struct AgentOptions {
   std::string health;
   // "host:port" where Prometheus scrapes. "": nowhere.
   std::string metrics;
+  // Tokens of those who scrape; "": none.
+  std::string http_token_file;
+  // Whoever reaches the metrics may read them.
+  bool http_open = false;
   // The URL of a collector that takes spans by OTLP/HTTP. "": none.
   std::string otlp;
   PublisherKeys publishers;

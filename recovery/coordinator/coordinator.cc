@@ -64,7 +64,8 @@ class Scraped {
   explicit Scraped(const rpc::Tracing& tracing) : tracing_(tracing) {}
 
   // "": nowhere.
-  Result<void> listen(const asio::any_io_executor& executor, const std::string& address) {
+  Result<void> listen(const asio::any_io_executor& executor, const std::string& address,
+                      const rpc::HttpProtection& protection) {
     if (address.empty()) return {};
     counted_.emplace(metrics_);
     readings_ = metrics_.add([this](metrics::Readings& readings) {
@@ -73,7 +74,7 @@ class Scraped {
                      counted_->leading ? 1 : 0);
       tracing_.read(readings);
     });
-    TRY(server_, rpc::serve_metrics(executor, address, metrics_));
+    TRY(server_, rpc::serve_metrics(executor, address, protection, metrics_));
     counted_->address = server_->address();
     return {};
   }
@@ -154,10 +155,21 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
   }
   asio::io_context io(1);
   Scraped scraped(*tracing);
-  TRY_VOID(scraped.listen(io.get_executor(), options.metrics));
+  TRY(auto tokens, rpc::HttpTokens::open(options.http_token_file));
+  const rpc::HttpProtection protection{credentials, std::move(tokens),
+                                       options.http_open || options.credentials.insecure};
+  TRY_VOID(scraped.listen(io.get_executor(), options.metrics, protection));
   CoordinatorOptions current = options;
   StatusPage page;
-  if (!options.http.empty()) TRY_VOID(page.listen(io.get_executor(), options.http));
+  if (!options.http.empty()) {
+    TRY(auto reading, rpc::http_access("--http", options.http, protection));
+    // The page shows all models.
+    reading.allow = [&access](std::span<const std::string> principals) -> Result<void> {
+      TRY_VOID(access.allow(principals, rpc::Verb::kRead, ""));
+      return {};
+    };
+    TRY_VOID(page.listen(io.get_executor(), options.http, std::move(reading)));
+  }
   const TermOptions term{current,           timing, credentials,      {},
                          scraped.counted(), page,   &tracing->tracer, access};
 

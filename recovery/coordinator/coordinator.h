@@ -65,6 +65,10 @@ struct CoordinatorOptions {
   std::string otlp;
   // "host:port" of the status page for people. "": nowhere. Coordinators that stand by answer, too.
   std::string http;
+  // Tokens of readers of both; "": none.
+  std::string http_token_file;
+  // Whoever reaches both may read.
+  bool http_open = false;
   // Whose signature a version needs to become known.
   PublisherTrust trust;
   // Commands may kill this process on purpose.

@@ -7,6 +7,7 @@
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/message_fields.h"
+#include "recovery/rpc/peer_budgets.h"
 #include "recovery/rpc/rights.h"
 #include "src/base/text.h"
 #include "src/tensor/checkpoint.h"
@@ -282,9 +283,9 @@ Result<void> check_speaker(const rpc::Peer& peer, const std::string& node_id,
 
 void set_party(NodeInfo& info, const rpc::Peer& peer) {
   info.principals = rpc::principals_of(peer);
-  if (peer.proof == rpc::Proof::kCertificate && !peer.principals.empty()) {
+  if (rpc::has_own_name(peer)) {
     info.party = peer.principals.front();
-  } else if (peer.proof == rpc::Proof::kSecret) {
+  } else if (peer.proof == rpc::Proof::kSecret || peer.proof == rpc::Proof::kCertificate) {
     info.party = "host " + rpc::budget_key(peer);
   }
 }

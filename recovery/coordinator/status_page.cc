@@ -73,18 +73,23 @@ std::string host_name() {
 }  // namespace
 
 Result<void> StatusPage::listen(const boost::asio::any_io_executor& executor,
-                                const std::string& address) {
+                                const std::string& address, rpc::HttpAccess access) {
   TRY(const rpc::HostPort wanted, rpc::HostPort::parse(address));
   host_ = wanted.host;
+  const bool is_open = access.is_open;
+  rpc::HttpOptions options;
+  options.access = std::move(access);
   TRY(server_,
-      rpc::HttpServer::listen(executor, "--http", address,
-                              [this](const rpc::HttpRequest& request) { return answer(request); }));
+      rpc::HttpServer::listen(
+          executor, "--http", address,
+          [this](const rpc::HttpRequest& request) { return answer(request); }, std::move(options)));
   address_ = server_->address();
   log::info("http.ready", "address", address_);
-  if (!is_loopback(host_)) {
-    log::warn("http.no_rights", "address", address_, "why",
-              "everybody who reaches it may read the state of the fleet; give a loopback address "
-              "to keep it to this host");
+  if (is_open && !is_loopback(host_)) {
+    log::warn(
+        "http.no_rights", "address", address_, "why",
+        "everybody who reaches it may read the state of the fleet; give a loopback address, or "
+        "certificates without --http-open");
   }
   return {};
 }
@@ -95,6 +100,7 @@ async::Task<void> StatusPage::close(std::chrono::milliseconds deadline) {
 
 // A page of another site whose name was made to resolve to this address would otherwise read the
 // fleet through the browser of somebody who may. Such a site cannot use a number or our own name.
+// By https, the browser finds that our certificate is not that site's.
 bool StatusPage::is_own_name(std::string_view host) const {
   std::string name(host);
   if (const auto parsed = rpc::HostPort::parse(name)) {
@@ -107,7 +113,7 @@ bool StatusPage::is_own_name(std::string_view host) const {
 
 rpc::HttpAnswer StatusPage::answer(const rpc::HttpRequest& request) {
   rpc::HttpAnswer answer;
-  if (is_own_name(request.host)) {
+  if (request.is_encrypted || is_own_name(request.host)) {
     const std::string_view target = request.target;
     const auto mark = std::min(target.find('?'), target.size());
     const std::string_view path = target.substr(0, mark);

@@ -30,7 +30,9 @@ class StatusPage {
     const std::function<Result<void>()>& may_answer;
   };
 
-  Result<void> listen(const boost::asio::any_io_executor& executor, const std::string& address);
+  // `access`: http_access() of this address.
+  Result<void> listen(const boost::asio::any_io_executor& executor, const std::string& address,
+                      rpc::HttpAccess access);
   async::Task<void> close(std::chrono::milliseconds deadline);
   // "": it listens nowhere.
   const std::string& address() const { return address_; }

@@ -195,15 +195,19 @@ std::string Credentials::secret() const {
   return secrets_.empty() ? std::string() : secrets_.front();
 }
 
-Result<void> check_exposure(std::string_view what, const std::string& listen,
-                            const std::shared_ptr<Credentials>& credentials, bool insecure) {
-  if (insecure || credentials != nullptr) return {};
+Result<bool> is_loopback_address(const std::string& listen) {
   TRY(const auto parsed, HostPort::parse(listen));
   TRY(const auto endpoints, resolve_blocking(parsed));
-  const bool local = std::ranges::all_of(endpoints, [](const Endpoint& endpoint) {
+  return std::ranges::all_of(endpoints, [](const Endpoint& endpoint) {
     const std::string text = to_string(endpoint);
     return text.starts_with("127.") || text.starts_with("[::1]:");
   });
+}
+
+Result<void> check_exposure(std::string_view what, const std::string& listen,
+                            const std::shared_ptr<Credentials>& credentials, bool insecure) {
+  if (insecure || credentials != nullptr) return {};
+  TRY(const bool local, is_loopback_address(listen));
   if (local) return {};
   return fail(
       ErrorCode::kDenied,

@@ -100,6 +100,8 @@ class Credentials {
   TimePoint next_look_{};
 };
 
+// Whether all addresses of "host:port" are of this host alone.
+Result<bool> is_loopback_address(const std::string& listen);
 // kDenied: `listen` is not loopback, and nothing would show who calls. `what` names the daemon.
 Result<void> check_exposure(std::string_view what, const std::string& listen,
                             const std::shared_ptr<Credentials>& credentials, bool insecure);

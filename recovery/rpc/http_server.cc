@@ -1,15 +1,23 @@
 #include "recovery/rpc/http_server.h"
 
+#include <optional>
 #include <utility>
 
 #include <sys/socket.h>
 
 #include <boost/asio/redirect_error.hpp>
+#include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <nlohmann/json.hpp>
+
+#include "recovery/rpc/credentials.h"
+#include "recovery/rpc/peer_budgets.h"
+#include "recovery/rpc/tls.h"
+#include "src/base/log.h"
 
 namespace rekindle::rpc {
 
@@ -22,6 +30,8 @@ namespace {
 constexpr std::size_t kMaxHeaderBytes = 8192;
 constexpr std::size_t kMaxRequestBytes = 16384;  // buffered; requests have no body
 constexpr int kRequestsPerConnection = 10'000;
+constexpr std::size_t kFirstBytes = 4096;
+constexpr std::chrono::milliseconds kHttpRefusalLogInterval{100};
 
 using Request = http::request<http::empty_body>;
 using Response = http::response<http::string_body>;
@@ -59,17 +69,37 @@ Response make_response(const Request& request, HttpAnswer answer) {
 
 }  // namespace
 
+// One connection in the count of its host.
+class HttpServer::Place {
+ public:
+  Place(std::map<std::string, std::size_t>& of_host, std::string host)
+      : of_host_(of_host), host_(std::move(host)) {
+    ++of_host_[host_];
+  }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+  ~Place() {
+    if (--of_host_[host_] == 0) of_host_.erase(host_);
+  }
+
+ private:
+  std::map<std::string, std::size_t>& of_host_;
+  const std::string host_;
+};
+
 Result<std::unique_ptr<HttpServer>> HttpServer::listen(asio::any_io_executor executor,
                                                        std::string_view option,
                                                        const std::string& address, Answer answer,
                                                        HttpOptions options) {
   std::unique_ptr<HttpServer> server(
-      new HttpServer(std::move(executor), std::move(answer), options));
+      new HttpServer(std::move(executor), std::move(answer), std::move(options)));
   auto fd = listen_tcp(address, server->address_);
   if (!fd) return fail(std::move(fd).error().with_context(option));
   server->listener_ = std::make_shared<Listener>(
       server->executor_, std::move(*fd), "",
-      [raw = server.get()](Socket socket, const std::string&) { raw->accept(std::move(socket)); },
+      [raw = server.get()](Socket socket, const std::string& peer_address) {
+        raw->accept(std::move(socket), peer_address);
+      },
       [] {});
   server->listener_->start();
   return server;
@@ -78,7 +108,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(asio::any_io_executor exe
 HttpServer::HttpServer(asio::any_io_executor executor, Answer answer, HttpOptions options)
     : executor_(std::move(executor)),
       answer_(std::move(answer)),
-      options_(options),
+      options_(std::move(options)),
       tasks_(executor_) {}
 
 HttpServer::~HttpServer() {
@@ -90,13 +120,19 @@ async::Task<void> HttpServer::close(std::chrono::milliseconds deadline) {
   (void)co_await tasks_.close(deadline);
 }
 
-void HttpServer::accept(Socket socket) {
-  if (tasks_.size() >= options_.max_connections) return;  // the connection closes at once
+void HttpServer::accept(Socket socket, const std::string& peer_address) {
+  // Whoever is not accepted is closed at once.
+  if (tasks_.size() >= options_.max_connections) return;
   boost::system::error_code error;
-  const auto family = socket.local_endpoint(error).protocol().family();
+  const auto local = socket.local_endpoint(error);
   if (error) return;
+  const std::string host = host_of_address(peer_address);
+  const bool is_local = host.starts_with("127.") || host == "::1";
+  const auto found = of_host_.find(host);
+  if (!is_local && found != of_host_.end() && found->second >= options_.max_connections / 4) return;
   asio::ip::tcp::socket tcp(executor_);
-  const auto protocol = family == AF_INET6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4();
+  const auto protocol =
+      local.protocol().family() == AF_INET6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4();
   const int fd = socket.release(error);
   if (error) return;
   tcp.assign(protocol, fd, error);
@@ -104,38 +140,138 @@ void HttpServer::accept(Socket socket) {
     ::close(fd);
     return;
   }
-  tasks_.spawn("http", serve(std::move(tcp)));
+  auto place = std::make_unique<Place>(of_host_, host);
+  tasks_.spawn("http", serve(std::move(tcp), peer_address, std::move(place)));
 }
 
-async::Task<void> HttpServer::serve(asio::ip::tcp::socket socket) {
+void HttpServer::note_refusal(const std::string& peer_address, const std::string& why) {
+  const TimePoint now = steady_now();
+  if (now < next_refusal_log_) return;
+  next_refusal_log_ = now + kHttpRefusalLogInterval;
+  log::warn("http.refused", "peer", peer_address, "why", why);
+}
+
+// One connection, and what its client has proven.
+struct HttpServer::Conversation {
+  HttpServer& server;
+  beast::tcp_stream& timed;
+  beast::flat_buffer& buffer;
+  std::string peer_address;
+  bool is_encrypted = false;
+  // Of its certificate. Empty: it has given none that is valid.
+  std::vector<std::string> principals = {};
+  std::string no_certificate = {};
+
+  std::vector<std::string> names_for(const Request& request) const {
+    if (!principals.empty()) return principals;
+    constexpr std::string_view kBearer = "Bearer ";
+    const std::string_view field = field_of(request, http::field::authorization);
+    const auto& tokens = server.options_.access.tokens;
+    if (tokens == nullptr || !field.starts_with(kBearer)) return {};
+    const auto name = tokens->principal_of(field.substr(kBearer.size()));
+    return name ? std::vector<std::string>{*name} : std::vector<std::string>();
+  }
+
+  // Nothing: the client may read.
+  std::optional<HttpAnswer> refuse(const Request& request) const {
+    const HttpAccess& access = server.options_.access;
+    if (access.is_open) return std::nullopt;
+    const auto refusal = [this](int status, const std::string& why) {
+      server.note_refusal(peer_address, why);
+      const auto replace = nlohmann::json::error_handler_t::replace;
+      return HttpAnswer{status,
+                        nlohmann::json{{"error", why}}.dump(-1, ' ', false, replace) + "\n"};
+    };
+    if (!is_encrypted) return refusal(403, "this server tells nothing by http; ask by https");
+    const auto names = names_for(request);
+    if (names.empty()) {
+      auto answer = refusal(401, no_certificate + "; or send a token of --http-token-file");
+      answer.headers = {{"WWW-Authenticate", "Bearer"}};
+      return answer;
+    }
+    if (!access.allow) return std::nullopt;
+    const auto allowed = access.allow(names);
+    if (allowed) return std::nullopt;
+    return refusal(403, allowed.error().message());
+  }
+
+  HttpAnswer answer(const Request& request) const {
+    if (request.method() != http::verb::get && request.method() != http::verb::head) {
+      return {405, "{\"error\":\"GET or HEAD\"}\n"};
+    }
+    const auto target = request.target();
+    const HttpRequest asked{
+        {target.data(), target.size()}, field_of(request, http::field::host), is_encrypted};
+    if (asked.target == "/healthz") return {200, "ok\n", "text/plain"};
+    if (auto refusal = refuse(request)) return *std::move(refusal);
+    return server.answer_(asked);
+  }
+
+  template <typename Stream>
+  async::Task<void> run(Stream& stream) {
+    boost::system::error_code error;
+    const TimePoint ends = steady_now() + server.options_.connection_life;
+    const auto stopped = [&error] { return asio::redirect_error(asio::use_awaitable, error); };
+    for (int i = 0; i < kRequestsPerConnection; ++i) {
+      http::request_parser<http::empty_body> parser;
+      parser.header_limit(kMaxHeaderBytes);
+      // The time of the first request runs since the connection was accepted.
+      if (i > 0) timed.expires_after(server.options_.request_deadline);
+      co_await http::async_read(stream, buffer, parser, stopped());
+      if (error) co_return;
+      const Request& request = parser.get();
+      Response response = make_response(request, answer(request));
+      http::response_serializer<http::string_body> serializer(response);
+      serializer.split(request.method() == http::verb::head);
+      timed.expires_after(server.options_.request_deadline);
+      if (request.method() == http::verb::head) {
+        co_await http::async_write_header(stream, serializer, stopped());
+      } else {
+        co_await http::async_write(stream, serializer, stopped());
+      }
+      if (error || !request.keep_alive() || steady_now() >= ends) co_return;
+    }
+  }
+
+  async::Task<void> run_tls() {
+    TlsSession session(server.options_.access.credentials->context(), Side::kServer, "");
+    asio::ssl::stream<beast::tcp_stream&> stream(timed, session.make_ssl());
+    boost::system::error_code error;
+    co_await stream.async_handshake(asio::ssl::stream_base::server, buffer.cdata(),
+                                    asio::redirect_error(asio::use_awaitable, error));
+    if (error) {
+      server.note_refusal(peer_address, "TLS handshake: " + error.message());
+      co_return;
+    }
+    buffer.consume(buffer.size());
+    is_encrypted = true;
+    Peer peer;
+    if (const auto proven = session.prove(stream.native_handle(), peer); !proven) {
+      no_certificate = proven.error().message();
+    } else {
+      principals = std::move(peer.principals);
+      no_certificate = "the certificate names nobody";
+    }
+    auto running = run(stream);
+    co_await std::move(running);
+  }
+};
+
+async::Task<void> HttpServer::serve(asio::ip::tcp::socket socket, std::string peer_address,
+                                    [[maybe_unused]] std::unique_ptr<Place> place) {
   beast::tcp_stream stream(std::move(socket));
   beast::flat_buffer buffer(kMaxRequestBytes);
+  stream.expires_after(options_.request_deadline);
   boost::system::error_code error;
-  for (int i = 0; i < kRequestsPerConnection; ++i) {
-    http::request_parser<http::empty_body> parser;
-    parser.header_limit(kMaxHeaderBytes);
-    stream.expires_after(options_.request_deadline);
-    co_await http::async_read(stream, buffer, parser,
-                              asio::redirect_error(asio::use_awaitable, error));
-    if (error) break;
-    const Request& request = parser.get();
-    const bool known = request.method() == http::verb::get || request.method() == http::verb::head;
-    const auto target = request.target();
-    const HttpRequest asked{{target.data(), target.size()}, field_of(request, http::field::host)};
-    Response response = make_response(
-        request, known ? answer_(asked) : HttpAnswer{405, "{\"error\":\"GET or HEAD\"}\n"});
-    http::response_serializer<http::string_body> serializer(response);
-    serializer.split(request.method() == http::verb::head);
-    stream.expires_after(options_.request_deadline);
-    if (request.method() == http::verb::head) {
-      co_await http::async_write_header(stream, serializer,
-                                        asio::redirect_error(asio::use_awaitable, error));
-    } else {
-      co_await http::async_write(stream, serializer,
-                                 asio::redirect_error(asio::use_awaitable, error));
-    }
-    if (error || !request.keep_alive()) break;
-  }
+  const std::size_t size = co_await stream.async_read_some(
+      buffer.prepare(kFirstBytes), asio::redirect_error(asio::use_awaitable, error));
+  if (error) co_return;
+  buffer.commit(size);
+  Conversation conversation{*this, stream, buffer, std::move(peer_address)};
+  const bool is_tls = *static_cast<const char*>(buffer.cdata().data()) == kTlsFirstByte;
+  auto running = is_tls && options_.access.credentials != nullptr ? conversation.run_tls()
+                                                                  : conversation.run(stream);
+  co_await std::move(running);
   stream.socket().shutdown(asio::ip::tcp::socket::shutdown_both, error);
 }
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -12,6 +13,7 @@
 #include <boost/asio/any_io_executor.hpp>
 #include <boost/asio/ip/tcp.hpp>
 
+#include "recovery/rpc/http_access.h"
 #include "recovery/rpc/rpc_listener.h"
 #include "src/async/task_group.h"
 
@@ -22,6 +24,8 @@ struct HttpRequest {
   std::string_view target;
   // Of the header Host: "10.0.0.1:7380"; "" without one.
   std::string_view host;
+  // By https.
+  bool is_encrypted = false;
 };
 
 struct HttpAnswer {
@@ -35,12 +39,17 @@ struct HttpAnswer {
 
 struct HttpOptions {
   std::size_t max_connections = 64;
-  // To receive a request, and to send an answer.
+  // For a TLS handshake, to receive a request, and to send an answer.
   std::chrono::milliseconds request_deadline{5000};
+  // A longer one would outlive the revocation of its certificate.
+  std::chrono::milliseconds connection_life{600'000};
+  HttpAccess access = {};
 };
 
 // An HTTP server for routers, probes, scrapers and browsers: GET and HEAD of what `answer` knows. A
-// connection may send many requests. An idle or slow one is closed. Control thread only.
+// connection may send many requests. An idle or slow one is closed. One host has a quarter of the
+// connections. Everybody may ask for /healthz, which tells that the process answers. Control thread
+// only.
 class HttpServer {
  public:
   using Answer = std::function<HttpAnswer(const HttpRequest&)>;
@@ -56,14 +65,21 @@ class HttpServer {
 
  private:
   HttpServer(boost::asio::any_io_executor executor, Answer answer, HttpOptions options);
-  void accept(Socket socket);
-  async::Task<void> serve(boost::asio::ip::tcp::socket socket);
+  struct Conversation;
+  class Place;
+  void accept(Socket socket, const std::string& peer_address);
+  async::Task<void> serve(boost::asio::ip::tcp::socket socket, std::string peer_address,
+                          std::unique_ptr<Place> place);
+  void note_refusal(const std::string& peer_address, const std::string& why);
 
   const boost::asio::any_io_executor executor_;
   const Answer answer_;
   const HttpOptions options_;
   std::string address_;
   std::shared_ptr<Listener> listener_;
+  // Connections of each host.
+  std::map<std::string, std::size_t> of_host_;
+  TimePoint next_refusal_log_{};
   async::TaskGroup tasks_;
 };
 

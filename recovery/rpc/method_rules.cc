@@ -178,7 +178,10 @@ std::optional<CertifiedRole> certified_role(std::span<const std::string> princip
     if (!rest.starts_with(kRekindlePath)) return std::nullopt;
     const std::string_view named = rest.substr(kRekindlePath.size());
     const std::size_t slash = named.find('/');
-    if (slash == std::string_view::npos) return std::nullopt;
+    if (named.empty()) return std::nullopt;
+    if (slash == std::string_view::npos) return CertifiedRole{std::string(named), ""};
+    // SPIFFE allows no empty part, so this is the name of nobody.
+    if (slash + 1 == named.size()) return CertifiedRole{std::string(named), ""};
     return CertifiedRole{std::string(named.substr(0, slash)), std::string(named.substr(slash + 1))};
   }
   return std::nullopt;
@@ -195,7 +198,7 @@ Result<void> check_role(const Peer& peer, const MethodRule& rule) {
   const auto certified = certified_role(peer.principals);
   if (!certified) return {};
   if (certified->role != role_name(peer.role) ||
-      (peer.role == proto::ROLE_AGENT && certified->name != peer.node_id)) {
+      (peer.role == proto::ROLE_AGENT && !certified->is_of(peer.node_id))) {
     return fail(ErrorCode::kDenied,
                 "{} may not call {}: its certificate names the {} '{}'; give it a certificate of "
                 "its own, or start it with this name",

@@ -61,10 +61,12 @@ struct CallObject {
 Result<CallObject> object_of(proto::Method method, const std::string& body);
 
 // The role and the name that a certificate gives: of "spiffe://example.org/rekindle/agent/gpu-7"
-// these are "agent" and "gpu-7". Nothing: it names none.
+// these are "agent" and "gpu-7". Without a name, as in "spiffe://example.org/rekindle/agent", the
+// processes of a role share the certificate. Nothing: it names no role.
 struct CertifiedRole {
   std::string role;
   std::string name;
+  bool is_of(std::string_view node_id) const { return name.empty() || name == node_id; }
 };
 std::optional<CertifiedRole> certified_role(std::span<const std::string> principals);
 

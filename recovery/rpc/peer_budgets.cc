@@ -8,6 +8,7 @@
 #include <boost/asio/ip/address_v6.hpp>
 
 #include "recovery/rpc/address.h"
+#include "recovery/rpc/method_rules.h"
 #include "src/base/units.h"
 
 namespace rekindle::rpc {
@@ -40,9 +41,15 @@ std::string host_of_address(const std::string& address) {
   return boost::asio::ip::address_v6(bytes).to_string() + "/64";
 }
 
+bool has_own_name(const Peer& peer) {
+  if (peer.proof != Proof::kCertificate || peer.principals.empty()) return false;
+  const auto certified = certified_role(peer.principals);
+  return !certified || !certified->name.empty();
+}
+
 std::string budget_key(const Peer& peer) {
   if (peer.local_user) return {};
-  if (peer.proof == Proof::kCertificate && !peer.principals.empty()) return peer.principals.front();
+  if (has_own_name(peer)) return peer.principals.front();
   return host_of_address(peer.address);
 }
 

@@ -12,9 +12,11 @@
 
 namespace rekindle::rpc {
 
-// Whom the use of a server is charged to: the first name of the certificate of the peer, else its
-// host_of_address(). All processes with the same cluster secret have the same name, so that
-// their addresses count. "": a process on the unix socket, which has no budget.
+// Whether the peer has proven a name that no other process has. A cluster secret, and a certificate
+// that names only a role, belong to many.
+bool has_own_name(const Peer& peer);
+// Whom the use of a server is charged to: the first name of the certificate of the peer, if it is
+// its own, else its host_of_address(). "": a process on the unix socket, which has no budget.
 std::string budget_key(const Peer& peer);
 // The host of an address as Peer has it. Of IPv6 the network, as "2001:db8:1:2::/64": whoever has
 // one address of it usually has all of them.

@@ -25,14 +25,19 @@ void RpcMetrics::count(proto::Method method, bool failed, Duration took) {
 
 Result<std::unique_ptr<HttpServer>> serve_metrics(boost::asio::any_io_executor executor,
                                                   const std::string& address,
+                                                  const HttpProtection& protection,
                                                   const metrics::Metrics& metrics) {
+  HttpOptions options;
+  TRY(options.access, http_access("--metrics", address, protection));
   return HttpServer::listen(
-      std::move(executor), "--metrics", address, [&metrics](const HttpRequest& request) {
+      std::move(executor), "--metrics", address,
+      [&metrics](const HttpRequest& request) {
         if (request.target.substr(0, request.target.find('?')) != "/metrics") {
           return HttpAnswer{404, "GET /metrics\n", "text/plain"};
         }
         return HttpAnswer{200, metrics.text(), std::string(metrics::kContentType)};
-      });
+      },
+      std::move(options));
 }
 
 }  // namespace rekindle::rpc

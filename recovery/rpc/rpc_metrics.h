@@ -27,9 +27,11 @@ class RpcMetrics {
   std::map<proto::Method, OfMethod> methods_;
 };
 
-// GET /metrics at `address`, which --metrics gave. `metrics` outlives the server.
+// GET /metrics at `address`, which --metrics gave. They name no model and no peer, so every reader
+// that has proven a name may have them. `metrics` outlives the server.
 Result<std::unique_ptr<HttpServer>> serve_metrics(boost::asio::any_io_executor executor,
                                                   const std::string& address,
+                                                  const HttpProtection& protection,
                                                   const metrics::Metrics& metrics);
 
 }  // namespace rekindle::rpc

@@ -192,7 +192,7 @@ async::Task<Result<void>> ServerConnection::greet() {
   if (shared_->admit) {
     CO_TRY(place_, shared_->admit(peer));
     // From here on it counts for its certificate.
-    if (peer.proof == Proof::kCertificate) host_place_.reset();
+    if (has_own_name(peer)) host_place_.reset();
   }
   auto proving = exchange_proofs(secret, own, theirs);
   CO_TRY_VOID(co_await std::move(proving));

@@ -13,6 +13,7 @@
 #include <openssl/x509v3.h>
 
 #include "recovery/rpc/address.h"
+#include "recovery/rpc/method_rules.h"
 #include "src/base/unique_fd.h"
 
 namespace rekindle::rpc {
@@ -182,22 +183,9 @@ Result<void> use_certificate(SSL_CTX* context, const CredentialOptions& options)
   return use_revocations(context, options.revocation_file);
 }
 
-// Of "spiffe://DOMAIN/rekindle/ROLE/NAME". Empty parts: the URI has another form.
-struct CertifiedName {
-  std::string role;
-  std::string node;
-};
-
-CertifiedName certified_name(const std::vector<std::string>& principals) {
-  if (principals.empty() || !principals.front().starts_with(kSpiffe)) return {};
-  const std::string& uri = principals.front();
-  const auto path = uri.find('/', kSpiffe.size());
-  constexpr std::string_view kPrefix = "/rekindle/";
-  if (path == std::string::npos || !uri.substr(path).starts_with(kPrefix)) return {};
-  const std::string rest = uri.substr(path + kPrefix.size());
-  const auto slash = rest.find('/');
-  if (slash == std::string::npos) return {rest, ""};
-  return {rest.substr(0, slash), rest.substr(slash + 1)};
+// Empty parts: the certificate names none.
+CertifiedRole certified_name(const std::vector<std::string>& principals) {
+  return certified_role(principals).value_or(CertifiedRole{});
 }
 
 bool names_host(X509* certificate, const std::string& host) {
@@ -544,7 +532,7 @@ Result<void> TlsSession::prove(Peer& peer) const {
   }
   if (side_ == Side::kServer || names_host(certificate, host_)) return {};
   const std::string domain = trust_domain(peer.principals);
-  const CertifiedName name = certified_name(peer.principals);
+  const CertifiedRole name = certified_name(peer.principals);
   if (!domain.empty() && domain == trust_domain(context_->principals) &&
       (name.role == "coordinator" || name.role == "agent")) {
     return {};
@@ -606,13 +594,13 @@ std::string trust_domain(const std::vector<std::string>& principals) {
 }
 
 std::string certified_node(const std::vector<std::string>& principals, std::string_view role) {
-  const CertifiedName name = certified_name(principals);
-  return name.role == role ? name.node : std::string();
+  const CertifiedRole name = certified_name(principals);
+  return name.role == role ? name.name : std::string();
 }
 
 Result<void> check_certified_name(const Peer& peer, proto::Role wanted) {
   if (peer.proof != Proof::kCertificate) return {};
-  const CertifiedName name = certified_name(peer.principals);
+  const CertifiedRole name = certified_name(peer.principals);
   if (wanted != proto::ROLE_UNKNOWN && peer.role != wanted) {
     return fail(ErrorCode::kDenied, "{} answers, not {}", role_name(peer.role), role_name(wanted));
   }
@@ -624,11 +612,11 @@ Result<void> check_certified_name(const Peer& peer, proto::Role wanted) {
     return fail(ErrorCode::kDenied, "a {} has the certificate of {}, which is for the role {}",
                 role_name(peer.role), peer.principals.front(), name.role);
   }
-  if (peer.role == proto::ROLE_AGENT && (name.node.empty() || peer.node_id != name.node)) {
+  if (peer.role == proto::ROLE_AGENT && (peer.node_id.empty() || !name.is_of(peer.node_id))) {
     return fail(ErrorCode::kDenied,
                 "agent {} has the certificate of {}; give the agent --node-id {}, or a certificate "
                 "of its own",
-                peer.node_id, peer.principals.front(), name.node);
+                peer.node_id, peer.principals.front(), name.name);
   }
   return {};
 }

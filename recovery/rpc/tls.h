@@ -97,7 +97,7 @@ class TlsSession {
 // Its SPIFFE URIs first, then "dns:" and each host name. A name with control characters is none.
 std::vector<std::string> names_of(x509_st* certificate);
 
-// A certificate whose first SPIFFE URI is spiffe://DOMAIN/rekindle/ROLE/NAME says which role and
+// A certificate whose first SPIFFE URI is spiffe://DOMAIN/rekindle/ROLE[/NAME] says which role and
 // node its owner is. kDenied: the hello says another. `wanted`: the role that the caller expects.
 Result<void> check_certified_name(const Peer& peer, proto::Role wanted);
 

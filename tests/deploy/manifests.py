@@ -71,18 +71,25 @@ def complaints(objects):
     """What is wrong, one line each, by the name of the object."""
     workloads = [o for o in objects if o["kind"] in WORKLOADS]
     found = []
-    for check in (schema_errors, wrong_references, wrong_hosts):
+    for check in (schema_errors, wrong_references, wrong_hosts, wrong_certificates):
         found += check(objects)
     for workload in workloads:
         for check in (wrong_images, wrong_selectors, wrong_volumes, wrong_commands, wrong_ports, loose_rights,
-                      wrong_secrets, wrong_memory, wrong_stores):
+                      wrong_secrets, wrong_schemes, wrong_memory, wrong_stores):
             found += [f"{workload['metadata']['name']}: {what}" for what in check(workload, objects)]
     return found
 
 
+def of_cert_manager(o):
+    return o["apiVersion"].startswith("cert-manager.io/")
+
+
 def schema_errors(objects):
+    """kubernetes-validate has the schemas of Kubernetes only: wrong_certificates() looks at cert-manager's objects."""
     for version_ in SCHEMAS:
         for o in objects:
+            if of_cert_manager(o):
+                continue
             try:
                 kubernetes_validate.validate(o, version_, strict=True)
             except kubernetes_validate.ValidationError as error:
@@ -116,11 +123,45 @@ def wrong_references(objects):
             yield f"{o['metadata']['name']}: `kubectl delete -k` would delete all that a user keeps in it"
 
 
+# Of cert-manager.io/v1, as far as the manifests use it.
+CERTIFICATE_FIELDS = {"commonName", "dnsNames", "duration", "ipAddresses", "isCA", "issuerRef", "privateKey", "renewBefore",
+                      "secretName", "uris", "usages"}
+ISSUER_FIELDS = {"ca", "selfSigned"}
+
+
+def wrong_certificates(objects):
+    """Secrets that are mounted and not made, issuers that are not there, and names that a daemon would not accept."""
+    issuers = {o["metadata"]["name"]: o["spec"] for o in named(objects, "Issuer")}
+    certificates = {o["metadata"]["name"]: o["spec"] for o in named(objects, "Certificate")}
+    made = {spec["secretName"] for spec in certificates.values()}
+    for name, spec in issuers.items():
+        yield from (f"Issuer {name}: no field {field}" for field in spec.keys() - ISSUER_FIELDS)
+        if "ca" in spec and spec["ca"]["secretName"] not in made:
+            yield f"Issuer {name}: no Certificate makes {spec['ca']['secretName']}"
+    for name, spec in certificates.items():
+        yield from (f"Certificate {name}: no field {field}" for field in spec.keys() - CERTIFICATE_FIELDS)
+        if spec["issuerRef"]["name"] not in issuers:
+            yield f"Certificate {name}: no Issuer {spec['issuerRef']['name']}"
+        if not spec.get("isCA") and not {"server auth", "client auth"} <= set(spec["usages"]):
+            yield f"Certificate {name}: daemons are servers and clients"
+        if any(not uri.startswith("spiffe://rekindle.local/rekindle/") for uri in spec.get("uris", [])):
+            yield f"Certificate {name}: its URI is of no role"
+        if not spec.get("isCA") and "rekindle-etcd" in name and not any(
+                o["metadata"]["name"] == "rekindle-etcd" for o in named(objects, "StatefulSet")):
+            yield f"Certificate {name}: there is no etcd"
+    if certificates:
+        yield from (f"{workload['metadata']['name']}: no Certificate makes {volume['secret']['secretName']}"
+                    for workload in objects if workload["kind"] in WORKLOADS
+                    for volume in pod_of(workload).get("volumes", [])
+                    if volume.get("secret", {}).get("secretName", "").endswith("-tls")
+                    and volume["secret"]["secretName"] not in made)
+
+
 def wrong_hosts(objects):
     """Host names that no Service gives, ports that it does not have, members of a set that nobody names."""
-    texts = [config["data"]["coordinator"] for config in named(objects, "ConfigMap")]
+    texts = [config["data"]["coordinator"] for config in named(objects, "ConfigMap") if "coordinator" in config["data"]]
     texts += [word for o in objects if o["kind"] in WORKLOADS for c in pod_of(o)["containers"]
-              for word in c.get("args", []) if "http://" in word]
+              for word in c.get("args", []) if re.search("https?://", word)]
     services = {s["metadata"]["name"]: s["spec"] for s in named(objects, "Service")}
     sets = {s["spec"]["serviceName"]: s for s in named(objects, "StatefulSet")}
     for text in texts:
@@ -169,7 +210,8 @@ def wrong_volumes(workload, objects):
     yield from (f"nothing mounts the volume {name}" for name in {*claims, *volumes} - mounted)
     configs = {config["metadata"]["name"]: config["data"] for config in named(objects, "ConfigMap")}
     for volume in volumes.values():
-        if "configMap" in volume and volume["configMap"]["name"] not in configs:
+        # A user makes that of the publishers.
+        if "configMap" in volume and volume["configMap"]["name"] not in {*configs, "rekindle-publishers"}:
             yield f"no ConfigMap {volume['configMap']['name']}"
     for container in containers(pod):
         for reference in (e["valueFrom"]["configMapKeyRef"] for e in container.get("env", [])
@@ -203,9 +245,18 @@ def wrong_commands(workload, objects):
         for probe in lines[1:]:
             if "$(" in " ".join(probe) or "$" in " ".join(probe) and probe[0] != "sh":
                 yield f"a probe without a shell does not replace variables: {' '.join(probe)}"
-        known = set(re.findall(r"REKINDLE_[A-Z_]+", help_of("agent")))
         yield from (f"nothing reads {name}" for name in environment if name.startswith("REKINDLE_") and
-                    name not in known)
+                    not is_variable(name))
+
+
+def is_variable(name):
+    """Of a shared option by its name in the help, of a daemon's option by the option."""
+    for daemon in ("coordinator", "agent"):
+        prefix = f"REKINDLE_{daemon.upper()}_"
+        if name.startswith(prefix):
+            option = "--" + name.removeprefix(prefix).lower().replace("_", "-")
+            return re.search(rf"(?<![\w-]){option}(?![\w-])", help_of(daemon)) is not None
+    return name in re.findall(r"REKINDLE_[A-Z_]+", help_of("agent"))
 
 
 def wrong_ports(workload, objects):
@@ -224,6 +275,8 @@ def wrong_ports(workload, objects):
     if workload["kind"] == "Deployment":
         return
     admitted = {port["port"] for policy in policies for rule in policy["ingress"] for port in rule["ports"]}
+    # The kubelet needs no NetworkPolicy.
+    declared -= {port["containerPort"] for port in container.get("ports", []) if port["name"] == "probe"}
     on_node = {w["metadata"]["name"] for w in objects if w["kind"] in WORKLOADS and pod_of(w).get("hostNetwork")}
     if workload["metadata"]["name"] in on_node:
         if policies:
@@ -271,30 +324,64 @@ def loose_rights(workload, objects):
 
 
 def wrong_secrets(workload, objects):
-    """--secret-file is a file of root that at most one group may read, and the container's user may read it."""
+    """Secrets and keys are files of root that at most one group may read, and the container's user may read them. Each
+    daemon has a secret or a certificate of its role."""
     pod = pod_of(workload)
     container = pod["containers"][0]
     rights = pod.get("securityContext", {})
-    path = {e["name"]: e.get("value") for e in container.get("env", [])}.get("REKINDLE_SECRET_FILE")
     if container["command"] != ["rekindle"]:
         return
+    values = {e["name"]: e.get("value") for e in container.get("env", [])}
+    values |= dict(word.split("=", 1) for word in container["args"] if "=" in word)
+    named_by = {"REKINDLE_SECRET_FILE": "rekindle", "REKINDLE_TLS_KEY": "rekindle-client-tls",
+                "--tls-key": f"{workload['metadata']['name']}-tls", "--etcd-key": "rekindle-etcd-client-tls",
+                "--http-token-file": "rekindle-metrics"}
     mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
-    directory = os.path.dirname(path or "")
-    volume = next((v for v in pod["volumes"] if v["name"] == mounts.get(directory)), {})
-    mode = volume.get("secret", {}).get("defaultMode", 0o644)
-    # The kubelet lets the group of fsGroup read what root may.
-    group = "fsGroup" in rights and rights["fsGroup"] != 0
-    if mode & 0o037 or not (rights.get("runAsUser") == 0 or (group and mode & 0o040)):
-        yield f"rekindle refuses {path}, or its user cannot read it"
-    secret = volume.get("secret", {})
-    if secret.get("secretName") != "rekindle" or secret.get("optional"):
-        yield "it does not require the Secret `rekindle`"
+    for name, wanted in named_by.items():
+        if name not in values:
+            continue
+        path = values[name]
+        volume = next((v for v in pod["volumes"] if v["name"] == mounts.get(os.path.dirname(path))), {})
+        secret = volume.get("secret", {})
+        mode = secret.get("defaultMode", 0o644)
+        # The kubelet lets the group of fsGroup read what root may.
+        group = "fsGroup" in rights and rights["fsGroup"] != 0
+        if mode & 0o037 or not (rights.get("runAsUser") == 0 or (group and mode & 0o040)):
+            yield f"rekindle refuses {path}, or its user cannot read it"
+        if secret.get("secretName") != wanted or secret.get("optional"):
+            yield f"it does not require the Secret `{wanted}`"
+    if ("REKINDLE_SECRET_FILE" in values) == ("--tls-key" in values):
+        yield "it needs a secret or a certificate"
+    for mount in container["volumeMounts"]:
+        if mount.get("subPath") and mount["name"] in ("tls", "client-tls", "etcd-tls", "metrics-token"):
+            yield f"{mount['mountPath']} would not follow a renewal"
+
+
+def wrong_schemes(workload, objects):
+    """Metrics are open to everybody, or by https for a token. All of etcd is the same."""
+    template = template_of(workload)
+    container = template["spec"]["containers"][0]
+    is_open = any(e["name"].endswith("_HTTP_OPEN") for e in container.get("env", []))
+    if any(word.startswith("--metrics=") for word in container.get("args", [])):
+        has_tokens = any(word.startswith("--http-token-file=") for word in container["args"])
+        if is_open == has_tokens:
+            yield "everybody may read" if is_open else "Prometheus may not read"
+        scheme = template["metadata"].get("annotations", {}).get("prometheus.io/scheme", "http")
+        if scheme != ("https" if has_tokens else "http"):
+            yield f"the annotation prometheus.io/scheme says {scheme}"
+    elif is_open:
+        yield "it opens HTTP servers that it does not have"
+    schemes = {scheme for o in objects if o["kind"] == "StatefulSet" for word in pod_of(o)["containers"][0]["args"]
+               if not word.startswith("--listen-metrics-urls") for scheme in re.findall("(https?)://", word)}
+    if len(schemes) > 1:
+        yield "not all of etcd is https"
 
 
 def wrong_memory(workload, objects):
     if workload["kind"] != "DaemonSet":
         return
-    config = tomllib.loads(named(objects, "ConfigMap")[0]["data"]["rekindle.toml"])["agent"]
+    file, = [config["data"]["rekindle.toml"] for config in named(objects, "ConfigMap") if "rekindle.toml" in config["data"]]
+    config = tomllib.loads(file)["agent"]
     resources = pod_of(workload)["containers"][0]["resources"]
     if "memory" in resources.get("limits", {}):
         yield "a limit of memory would end the agent, because its store counts"

@@ -150,6 +150,20 @@ class Pod:
                 os.chmod(path, 0o755)
         return volume
 
+    def renew(self, name):
+        """What the kubelet does when a Secret has changed: one rename replaces all files of its volume."""
+        volume = self.directory / name
+        secret, = [v["secret"] for v in self.spec["volumes"] if v["name"] == name]
+        number = len(list(volume.glob("..version*")))
+        fresh = volume / f"..version{number}"
+        fresh.mkdir()
+        for key, value in self.cluster.secrets[secret["secretName"]].items():
+            (fresh / key).write_bytes(value)
+            self._owned(fresh / key, secret["defaultMode"])
+        os.chmod(fresh, 0o755)
+        (volume / "..data_tmp").symlink_to(fresh.name)
+        os.rename(volume / "..data_tmp", volume / "..data")
+
     def volume(self, name):
         """The directory behind a volume of this Pod."""
         claims = self.workload["spec"].get("volumeClaimTemplates", [])

@@ -6,10 +6,12 @@ import tomllib
 import pytest
 import yaml
 from manifests import MANIFESTS, TOOLS, named, pod_of, render
-from test_manifests import COMPONENTS, with_components
+from test_manifests import COMPONENTS, closed, with_components
 
 CHART = MANIFESTS.parent / "helm"
-VALUES = {"huge-pages": "hugePages"}
+VALUES = {"huge-pages": "hugePages", "cert-manager": "certManager", "etcd-tls": "etcdTls",
+          "metrics-tls": "metricsTls"}
+READ = {"rekindle.toml": tomllib.loads, "rights.json": json.loads}
 NODES = ("--set", "rdma.nodes={10.0.0.0/16}")
 
 
@@ -22,23 +24,29 @@ def chart(*options):
 
 def comparable(objects):
     """By kind and name, without what the two tools do in their own ways: the namespace, and how a change of the
-    configuration restarts Pods (another name, another annotation), and the order of volumes. The file is compared by
-    its meaning."""
-    config, = named(objects, "ConfigMap")
-    objects = json.loads(json.dumps(objects).replace(f'"{config["metadata"]["name"]}"', '"rekindle"'))
+    configuration restarts Pods (another name, another annotation), and the order of volumes and variables. Files are
+    compared by their meaning."""
+    text = json.dumps(objects)
+    for config in named(objects, "ConfigMap"):
+        plain = "rekindle-rights" if "rights.json" in config["data"] else "rekindle"
+        text = text.replace(f'"{config["metadata"]["name"]}"', f'"{plain}"')
+    objects = json.loads(text)
     found = {}
     for o in objects:
         o["metadata"].pop("namespace", None)
         if o["kind"] == "ConfigMap":
-            o["data"]["rekindle.toml"] = tomllib.loads(o["data"]["rekindle.toml"])
+            o["data"] = {key: READ.get(key, str)(value) for key, value in o["data"].items()}
         if "template" in o.get("spec", {}):
             o["spec"]["template"]["metadata"].pop("annotations", None)
             pod_of(o)["volumes"] = sorted(pod_of(o).get("volumes", []), key=lambda volume: volume["name"])
+            for container in pod_of(o)["containers"]:
+                for key in ("env", "volumeMounts"):
+                    container[key] = sorted(container.get(key, []), key=lambda one: one["name"])
         found[o["kind"], o["metadata"]["name"]] = o
     return found
 
 
-@pytest.mark.parametrize("components", [(), *((name,) for name in COMPONENTS), tuple(COMPONENTS)],
+@pytest.mark.parametrize("components", [(), *(closed(name) for name in COMPONENTS), tuple(COMPONENTS)],
                          ids=lambda names: "+".join(names) or "base")
 def test_the_chart_makes_the_objects_of_the_manifests(components, tmp_path):
     enabled = [word for name in components for word in ("--set", f"{VALUES.get(name, name)}.enabled=true")]
@@ -61,6 +69,34 @@ def test_a_changed_configuration_restarts_the_pods_of_the_chart():
 def test_rdma_without_the_addresses_of_the_nodes_does_not_render():
     with pytest.raises(AssertionError, match=r"rdma.enabled needs rdma.nodes, the address ranges of your nodes"):
         chart("--set", "rdma.enabled=true")
+
+
+@pytest.mark.parametrize("value, needed", [("metricsTls", "metrics.enabled"), ("etcdTls", "etcd.enabled"),
+                                           ("rights", "certificates.enabled")])
+def test_a_value_without_what_it_needs_does_not_render(value, needed):
+    with pytest.raises(AssertionError, match=f"{value}.enabled needs .*{needed}"):
+        chart("--set", f"{value}.enabled=true")
+
+
+def test_another_issuer_and_trust_domain_reach_the_certificates():
+    objects = chart("--set", "certificates.enabled=true,certManager.enabled=true,certManager.trustDomain=example.org",
+                    "--set", "certManager.issuer.name=vault,certManager.issuer.kind=ClusterIssuer")
+    assert named(objects, "Issuer") == []
+    uris = {c["metadata"]["name"]: c["spec"]["uris"] for c in named(objects, "Certificate")}
+    assert uris == {"rekindle-coordinator": ["spiffe://example.org/rekindle/coordinator"],
+                    "rekindle-agent": ["spiffe://example.org/rekindle/agent"],
+                    "rekindle-client": ["spiffe://example.org/rekindle/client/kubernetes"]}
+    assert {c["spec"]["issuerRef"]["name"] for c in named(objects, "Certificate")} == {"vault"}
+
+
+def test_changed_rights_restart_the_coordinators_only():
+    def annotations(*options):
+        objects = chart("--set", "certificates.enabled=true,rights.enabled=true", *options)
+        return [named(objects, kind, f"rekindle-{name}")["spec"]["template"]["metadata"]["annotations"]
+                for kind, name in (("StatefulSet", "coordinator"), ("DaemonSet", "agent"))]
+    before, after = annotations(), annotations("--set-json", 'rights.json="{}"')
+    assert before[0] != after[0]
+    assert before[1] == after[1]
 
 
 def test_values_reach_the_objects():

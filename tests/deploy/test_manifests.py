@@ -13,6 +13,9 @@ from manifests import (BINARY, MANIFESTS, ROOT, complaints, containers, help_of,
 from pods import run
 
 COMPONENTS = sorted(path.name for path in (MANIFESTS / "components").iterdir())
+# What a component cannot be without.
+NEEDS = {"etcd-tls": ["cert-manager", "certificates", "etcd"], "metrics-tls": ["certificates", "metrics"],
+         "rights": ["certificates"]}
 EXAMPLE = MANIFESTS / "examples/vllm"
 # What a user must write into a directory that has the component rdma.
 NODES = """patches:
@@ -20,6 +23,11 @@ NODES = """patches:
     patch: |-
       - {op: replace, path: /spec/ingress/0/from/0/ipBlock/cidr, value: 10.0.0.0/16}
 """
+
+
+def closed(component):
+    """A component and those that it needs, in the order of their directories."""
+    return tuple(sorted([component, *NEEDS.get(component, [])]))
 
 
 def directory_of(directory, base, *components):
@@ -77,8 +85,8 @@ def test_an_upgrade_of_several_coordinators_waits_for_each(tmp_path):
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_each_component_works_alone(component, tmp_path):
-    assert complaints(render(with_components(tmp_path, component))) == []
+def test_each_component_works_with_those_that_it_needs(component, tmp_path):
+    assert complaints(render(with_components(tmp_path, *closed(component)))) == []
 
 
 def test_a_changed_value_in_the_file_renames_the_configuration_so_that_pods_restart(tmp_path):
@@ -195,6 +203,38 @@ MISTAKES_OF_COMPONENTS = {
         "not the address of one Pod"),
     "another port of etcd": (
         "etcd", lambda o: replace(coordinator(o)["containers"][0]["args"], "2379", "2378"), "no Service has this name"),
+    "etcd's plain address for members with TLS": (
+        "etcd-tls", lambda o: replace(coordinator(o)["containers"][0]["args"], "https://", "http://"),
+        "not all of etcd is https"),
+    "a Secret that nobody makes": (
+        "etcd-tls", lambda o: o.remove(named(o, "Certificate", "rekindle-coordinator")),
+        "no Certificate makes rekindle-coordinator-tls"),
+    "a certificate without its issuer": (
+        "cert-manager", lambda o: o.remove(named(o, "Issuer", "rekindle")), "no Issuer rekindle"),
+    "a certificate for servers only": (
+        "cert-manager", lambda o: named(o, "Certificate", "rekindle-agent")["spec"]["usages"].remove("client auth"),
+        "daemons are servers and clients"),
+    "a misspelled field of a certificate": (
+        "cert-manager", lambda o: named(o, "Certificate", "rekindle-agent")["spec"].update(dnsName=["x"]),
+        "no field dnsName"),
+    "the certificate of another role": (
+        "certificates", lambda o: next(v for v in agent(o)["volumes"] if v["name"] == "tls")["secret"].update(
+            secretName="rekindle-coordinator-tls"), "does not require the Secret `rekindle-agent-tls`"),
+    "a key that everybody may read": (
+        "certificates", lambda o: next(v for v in coordinator(o)["volumes"] if v["name"] == "tls")["secret"].update(
+            defaultMode=0o444), "rekindle refuses /etc/rekindle/tls/tls.key"),
+    "a certificate that would not follow its renewal": (
+        "certificates", lambda o: next(m for m in agent(o)["containers"][0]["volumeMounts"] if m["name"] == "tls").update(
+            subPath="x"), "would not follow a renewal"),
+    "neither a secret nor a certificate": (
+        "certificates", lambda o: replace(agent(o)["containers"][0]["args"], "--tls-key=", "--tls-crl="),
+        "a secret or a certificate"),
+    "metrics for everybody beside their token": (
+        "metrics-tls", lambda o: agent(o)["containers"][0]["env"].append(
+            {"name": "REKINDLE_AGENT_HTTP_OPEN", "value": "true"}), "everybody may read"),
+    "https metrics that Prometheus asks by http": (
+        "metrics-tls", lambda o: named(o, "DaemonSet")[0]["spec"]["template"]["metadata"]["annotations"].pop(
+            "prometheus.io/scheme"), "the annotation prometheus.io/scheme"),
     "agents that the policy keeps out": (
         "rdma", lambda o: named(o, "NetworkPolicy")[0]["spec"]["ingress"][0].update(
             {"from": [{"podSelector": {"matchLabels": {"a": "b"}}}]}), "keeps out agents"),
@@ -227,7 +267,7 @@ def test_a_mistake_is_found(mistake, base):
 @pytest.mark.parametrize("mistake", MISTAKES_OF_COMPONENTS)
 def test_a_mistake_in_a_component_is_found(mistake, tmp_path):
     component, break_it, words = MISTAKES_OF_COMPONENTS[mistake]
-    objects = render(with_components(tmp_path, component))
+    objects = render(with_components(tmp_path, *closed(component)))
     break_it(objects)
     assert words in "\n".join(complaints(objects))
 

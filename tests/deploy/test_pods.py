@@ -4,11 +4,13 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 
 import pytest
+from cert_manager import CertManager
 from manifests import BINARY, MANIFESTS, containers, named, pod_of, render
-from pods import PATIENCE_S, ROOT_FILES, Cluster, can_run_pods, eventually
+from pods import PATIENCE_S, ROOT_FILES, Cluster, can_run_pods, eventually, run
 from test_manifests import with_components
 
 pytestmark = pytest.mark.skipif(not can_run_pods(), reason="no root, no namespaces or no bubblewrap here")
@@ -38,6 +40,13 @@ def cluster(directory, request):
 
 def components(*names):
     return pytest.mark.parametrize("cluster", [names], indirect=True, ids=["+".join(names) or "base"])
+
+
+def certify(cluster):
+    """As cert-manager would."""
+    manager = CertManager(cluster.directory / "authority")
+    cluster.secrets = manager.secrets(cluster.objects.values())
+    return manager
 
 
 def start_agents(cluster, *nodes):
@@ -105,6 +114,135 @@ def test_every_daemon_is_scraped_at_the_port_of_its_annotation(cluster):
         eventually(lambda: metric in other.fetch(url), f"{metric} is not in {url}")
 
 
+@components("cert-manager", "certificates", "checkpoints")
+def test_a_fleet_with_certificates_pulls_and_has_no_secret(cluster):
+    write_checkpoint(cluster)
+    manager = certify(cluster)
+    assert "rekindle" not in cluster.secrets
+    coordinator = cluster.start("StatefulSet", "rekindle-coordinator")
+    coordinator.wait_until("readinessProbe")
+    one, other = start_agents(cluster, "node-a", "node-b")
+    assert all(pod.passes(probe) for pod in (coordinator, one) for probe in ("readinessProbe", "livenessProbe"))
+    assert {node["node"] for node in fleet(coordinator)["nodes"]} == {"node-a", "node-b"}
+    one.execute("rekindle", "publish", "small@1", "/checkpoints/small")
+    assert "every byte verified" in other.execute("rekindle", "pull", "small")
+
+    # The certificate of agents is for no command, and that of another authority for nobody.
+    files = [f"--tls-{name}=/etc/rekindle/tls/{file}" for name, file in
+             (("cert", "tls.crt"), ("key", "tls.key"), ("ca", "ca.crt"))]
+    assert "is for the role agent" in one.execute("rekindle", "status", *files, code=7)
+    strangers = CertManager(cluster.directory / "strangers")
+    own = cluster.secrets["rekindle-agent-tls"]
+    agent_spec = cluster.objects["Certificate", "rekindle-agent"]["spec"]
+    cluster.secrets["rekindle-agent-tls"] = strangers.issue(agent_spec) | {"ca.crt": own["ca.crt"]}
+    start_agents(cluster, "node-c")
+    assert {node["node"] for node in fleet(coordinator)["nodes"]} == {"node-a", "node-b"}
+
+    # A renewal needs no restart.
+    for name in ("coordinator", "agent", "client"):
+        spec = cluster.objects["Certificate", f"rekindle-{name}"]["spec"]
+        cluster.secrets[f"rekindle-{name}-tls"] = manager.issue(spec)
+    for pod, volume in ((coordinator, "tls"), (coordinator, "client-tls"), (one, "tls"), (other, "tls")):
+        pod.renew(volume)
+    start_agents(cluster, "node-d")
+    eventually(lambda: "node-d" in {node["node"] for node in fleet(coordinator)["nodes"]}, "node-d stays outside")
+    eventually(lambda: "tls.reloaded" in coordinator.log.read_text(), coordinator.tail)
+
+
+@components("cert-manager", "certificates", "metrics", "metrics-tls")
+def test_metrics_by_https_are_for_a_token_and_for_nobody_else(cluster):
+    certify(cluster)
+    cluster.secrets["rekindle-metrics"] = {"token": b"the token of a prometheus\n"}
+    coordinator = cluster.start("StatefulSet", "rekindle-coordinator")
+    coordinator.wait_until("readinessProbe")
+    agent, = start_agents(cluster, "node-a")
+    authority = cluster.directory / "ca.crt"
+    authority.write_bytes(cluster.secrets["rekindle-agent-tls"]["ca.crt"])
+    for pod, name, metric in ((coordinator, "rekindle-coordinator", "rekindle_coordinator_leading 1"),
+                              (agent, "rekindle-agent", "rekindle_coordinator_connected 1")):
+        assert pod.listening() == ports_of(pod)
+        annotations = pod.template["metadata"]["annotations"]
+        port = annotations["prometheus.io/port"]
+        assert annotations["prometheus.io/scheme"] == "https"
+        ask = ["ip", "netns", "exec", pod.namespace, "curl", "-sS", "--cacert", authority, "--resolve",
+               f"{name}:{port}:{pod.ip}", f"https://{name}:{port}/metrics"]
+        token = ["-H", "Authorization: Bearer the token of a prometheus"]
+        eventually(lambda: metric in run(*ask, *token), f"{metric} is not in the metrics of {name}")
+        assert "--http-token-file" in run(*ask)
+        assert "https" in run("ip", "netns", "exec", pod.namespace, "curl", "-sS", *token,
+                              f"http://{pod.ip}:{port}/metrics")
+
+
+# Holds more connections than a server accepts, and says nothing on any of them.
+CROWD = """
+import select, socket, sys, time
+connect = lambda: socket.create_connection((sys.argv[1], int(sys.argv[2])))
+held = [connect() for _ in range(80)]
+print("here", flush=True)
+while True:
+    for ended in select.select(held, [], [])[0]:
+        ended.close()
+        held[held.index(ended)] = connect()
+    time.sleep(0.05)
+"""
+
+
+@components("cert-manager", "certificates", "metrics", "metrics-tls")
+def test_a_host_that_holds_connections_keeps_no_other_host_from_the_metrics(cluster):
+    certify(cluster)
+    cluster.secrets["rekindle-metrics"] = {"token": b"the token of a prometheus\n"}
+    coordinator = cluster.start("StatefulSet", "rekindle-coordinator")
+    coordinator.wait_until("readinessProbe")
+    other, = start_agents(cluster, "node-a")
+    with subprocess.Popen(["ip", "netns", "exec", other.namespace, sys.executable, "-c", CROWD, coordinator.ip, "7302"],
+                          stdout=subprocess.PIPE, text=True) as crowd:
+        try:
+            assert crowd.stdout.readline() == "here\n"
+            for _ in range(20):
+                assert run("ip", "netns", "exec", coordinator.namespace, "curl", "-sSk",
+                           f"https://{coordinator.ip}:7302/healthz") == "ok\n"
+        finally:
+            crowd.kill()
+
+
+@components("audit", "cert-manager", "certificates", "checkpoints", "rights")
+def test_rights_and_the_audit_log_are_those_of_the_manifests(cluster):
+    write_checkpoint(cluster)
+    certify(cluster)
+    coordinator = cluster.start("StatefulSet", "rekindle-coordinator")
+    coordinator.wait_until("readinessProbe")
+    one, other = start_agents(cluster, "node-a", "node-b")
+    eventually(lambda: len(fleet(coordinator)["nodes"]) == 2, "an agent may not register")
+    one.execute("rekindle", "publish", "small@1", "/checkpoints/small")
+    assert "every byte verified" in other.execute("rekindle", "pull", "small")
+    assert "gets no new readers" in coordinator.execute("rekindle", "drain", "node-b")
+    # The commands of the coordinator's Pods may not publish.
+    assert "publish" in coordinator.execute("rekindle", "auth", "check", "spiffe://rekindle.local/rekindle/client/kubernetes",
+                                            "publish", "small", code=7)
+    audit = cluster.directory / "claims/rekindle-audit/rekindle-coordinator-0.jsonl"
+    acts = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert ("drain", "node-b") in {(act["act"], act.get("object")) for act in acts}
+    run(BINARY, "audit", "verify", audit)
+
+
+@components("checkpoints", "publishers")
+def test_only_versions_of_the_publisher_in_the_config_map_are_taken(cluster):
+    write_checkpoint(cluster)
+    checkpoints = cluster.directory / "claims/checkpoints"
+    for name in ("trainer", "stranger"):
+        run(BINARY, "keys", "new", checkpoints / name)
+    key = (checkpoints / "trainer.pub").read_text()
+    cluster.objects["ConfigMap", "rekindle-publishers"] = {"data": {"publisher.pub": key}}
+    cluster.start("StatefulSet", "rekindle-coordinator").wait_until("readinessProbe")
+    agent, = start_agents(cluster, "node-a")
+    eventually(lambda: "node-a" in agent.asked("rekindle", "status"), "the agent has not registered")
+    publish = ["rekindle", "publish", "small@1", "/checkpoints/small"]
+    agent.execute(*publish, code=7)
+    agent.execute(*publish, "--sign-key=/checkpoints/stranger", code=7)
+    agent.execute(*publish, "--sign-key=/checkpoints/trainer")
+    assert "small@1" in agent.execute("rekindle", "status")
+
+
 @components()
 def test_the_coordinator_keeps_its_state_on_its_volume(cluster):
     first = cluster.start("StatefulSet", "rekindle-coordinator")
@@ -135,6 +273,30 @@ def test_another_coordinator_leads_when_the_leader_is_lost(cluster):
     eventually(lambda: "small@1" in agent.asked("rekindle", "status"), "nobody leads, or the version is lost")
     assert fleet(agent)["epoch"] > epoch
     assert len([pod for pod in coordinators if pod is not leader and pod.listening()]) == 1
+
+
+@components("cert-manager", "certificates", "checkpoints", "etcd", "etcd-tls")
+def test_etcd_with_tls_serves_coordinators_and_nobody_without_a_certificate(cluster):
+    write_checkpoint(cluster)
+    certify(cluster)
+    members = [cluster.start("StatefulSet", "rekindle-etcd", n) for n in range(3)]
+    for member in members:
+        member.wait_until("readinessProbe")
+        assert member.listening() == ports_of(member)
+    coordinators = [cluster.start("StatefulSet", "rekindle-coordinator", n) for n in range(3)]
+    agent, = start_agents(cluster, "node-a")
+    eventually(lambda: any(pod.asked("rekindle", "status") for pod in coordinators), coordinators[0].tail)
+    leader, = [pod for pod in coordinators if pod.listening()]
+    eventually(lambda: "node-a" in leader.asked("rekindle", "status"), agent.tail)
+    agent.execute("rekindle", "publish", "small@1", "/checkpoints/small")
+    leader.kill()
+    left = [pod for pod in coordinators if pod is not leader]
+    eventually(lambda: any("small@1" in pod.asked("rekindle", "status") for pod in left), "nobody leads")
+    for file, data in cluster.secrets["rekindle-etcd-client-tls"].items():
+        (cluster.directory / file).write_bytes(data)
+    ask = ["ip", "netns", "exec", agent.namespace, "curl", "-sSk", f"https://{members[0].ip}:2379/version"]
+    assert "etcdserver" in run(*ask, "--cert", cluster.directory / "tls.crt", "--key", cluster.directory / "tls.key")
+    assert subprocess.run(ask, capture_output=True, timeout=PATIENCE_S).returncode != 0
 
 
 @components()

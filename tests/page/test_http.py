@@ -139,7 +139,7 @@ def test_agents_events_reach_the_coordinator_and_the_command(fleet):
 
 def test_listening_beyond_this_host_is_said(fleet):
     _, ready = fleet.daemon("coordinator", "--listen", "127.0.0.1:0", "--state", fleet.directory / "open",
-                            "--http", "0.0.0.0:0")
+                            "--http", "0.0.0.0:0", "--http-open")
     logs = "".join(path.read_text() for path in fleet.directory.glob("coordinator-*.log"))
     assert logs.count("http.no_rights") == 1 and ready["http"].startswith("0.0.0.0:")
 

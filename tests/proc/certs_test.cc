@@ -238,6 +238,18 @@ TEST_F(Certs, NothingIsOverwrittenUnlessAskedFor) {
   EXPECT_NE(read_file(ca("agent-a.pem")), agent);
 }
 
+TEST_F(Certs, ACertificateOfAWholeRoleNamesNoNodeAndIsRenewedAndRevokedLikeOthers) {
+  must({"init", "--trust-domain", "example.org"});
+  must({"issue", "agent", "*", "--dns", "rekindle-agent"});
+  const std::string before = read_file(ca("agent.pem"));
+  EXPECT_THAT(openssl({"x509", "-in", ca("agent.pem"), "-noout", "-ext", "subjectAltName"}).out,
+              HasSubstr("URI:spiffe://example.org/rekindle/agent, DNS:rekindle-agent"));
+  must({"rotate", "--within", "8760h"});
+  EXPECT_NE(read_file(ca("agent.pem")), before);
+  EXPECT_THAT(certs({"revoke", "agent", "*"}).out,
+              HasSubstr("2 certificates of agent * are revoked"));
+}
+
 TEST_F(Certs, WrongInputIsRefusedInOneLine) {
   const auto refused = [&](std::vector<std::string> words, int code, const char* says) {
     const Finished done = certs(std::move(words));
@@ -250,7 +262,7 @@ TEST_F(Certs, WrongInputIsRefusedInOneLine) {
   refused({"init", "--trust-domain", "a.example,DNS:evil"}, 2, "--trust-domain");
   must({"init", "--days", "30"});
   refused({"issue", "king", "a"}, 2, "'king' is not a role");
-  for (const char* name : {"../a", "a/b", "..", "", "a b", "a\nb", "a%2f"}) {
+  for (const char* name : {"**", "a*", "../a", "a/b", "..", "", "a b", "a\nb", "a%2f"}) {
     refused({"issue", "agent", name}, 2, "is not a name for a certificate");
   }
   refused({"issue", "agent", "a", "--dns", "x,URI:spiffe://rekindle.local/rekindle/agent/b"}, 2,

@@ -1,6 +1,9 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "recovery/rpc/http_client.h"
+#include "src/base/clock.h"
 #include "tests/recovery/rpc_certificates.h"
 #include "tests/support/fleet.h"
 #include "tests/support/process.h"
@@ -13,6 +16,7 @@ using rpc::testing::TestAuthority;
 using rpc::testing::TestDirectory;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr const char* kOldSecret = "the old secret of a fleet";
 constexpr const char* kNewSecret = "the new secret of a fleet";
@@ -115,6 +119,56 @@ TEST(Identity, AFleetOfCertificatesPullsAndAnAgentHasTheNameInIts) {
                              "--store", fleet.dir("store-c").string(), "--coordinator",
                              fleet.coordinator_address(), b[0], b[1], b[2], b[3], b[4], b[5]}});
   EXPECT_TRUE(misnamed.wait_for_err("agent c has the certificate of")) << misnamed.err();
+}
+
+TEST(Identity, ThePageForOtherHostsIsForCertificatesWithTheRightToReadAll) {
+  const TestDirectory files;
+  TestAuthority authority(files, "fleet");
+  const auto named = [&](const std::string& name) {
+    return authority.issue(name, {.names = "URI:spiffe://example.org/rekindle/client/" + name});
+  };
+  const auto ann = named("ann");
+  const auto bob = named("bob");
+  const std::string rights = files.write("rights", R"({"rights": [
+      {"principals": ["*/client/ann"], "verbs": ["read"]},
+      {"principals": ["*/client/bob"], "verbs": ["read"], "models": ["qwen*"]}]})");
+  auto words = words_of(authority.issue("coordinator"));
+  words.insert(words.end(), {"--http", "0.0.0.0:0", "--metrics", "0.0.0.0:0", "--rights", rights});
+  Fleet fleet;
+  fleet.start_coordinator("127.0.0.1", words);
+  const auto port_of = [&](const char* does) {
+    const std::string address = fleet.coordinator().value_after(does);
+    return static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
+  };
+  const std::uint16_t metrics = port_of("coordinator answering metrics on ");
+  const std::uint16_t page = port_of("coordinator showing the status page on ");
+  const auto get = [&](std::uint16_t port, const char* path, const rpc::HttpTlsFiles& tls) {
+    rpc::HttpClient client({"127.0.0.1", port}, 1u << 20, tls);
+    const auto reply = client.get(path, steady_now() + std::chrono::seconds(20));
+    return reply ? fmt::format("{} {}", reply->status, reply->body) : reply.error().message();
+  };
+  const auto as = [](const rpc::CredentialOptions& options) {
+    return rpc::HttpTlsFiles{options.authority_file, options.certificate_file, options.key_file};
+  };
+  constexpr const char* kFleet = "/api/v1/fleet";
+  EXPECT_THAT(get(page, kFleet, as(ann)), AllOf(StartsWith("200 "), HasSubstr("\"leading\":true")));
+  EXPECT_THAT(get(page, "/", as(ann)), HasSubstr("<html"));
+  EXPECT_THAT(get(page, kFleet, as(bob)), AllOf(StartsWith("403 "), HasSubstr("client/bob")));
+  EXPECT_THAT(get(page, kFleet, {.authorities = ann.authority_file}), StartsWith("401 "));
+  EXPECT_THAT(get(metrics, "/metrics", as(bob)),
+              AllOf(StartsWith("200 "), HasSubstr("rekindle_coordinator_leading")));
+  EXPECT_THAT(get(metrics, "/metrics", {.authorities = ann.authority_file}), StartsWith("401 "));
+  EXPECT_TRUE(fleet.coordinator().wait_for_err("http.refused"));
+
+  const Finished refused = call({"coordinator", "--listen", "127.0.0.1:0", "--state",
+                                 fleet.dir("other").string(), "--metrics", "0.0.0.0:0"});
+  EXPECT_EQ(refused.exit.code, 7) << refused.err;
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("--metrics 0.0.0.0:0"), HasSubstr("--http-open")));
+  const std::string token = files.write("token", "a token of sixteen bytes");
+  const Finished in_plain = call({"agent", "--listen", "127.0.0.1:0", "--store",
+                                  fleet.dir("store").string(), "--http-token-file", token});
+  EXPECT_EQ(in_plain.exit.code, 2) << in_plain.err;
+  EXPECT_THAT(in_plain.err, AllOf(HasSubstr("for https only"), HasSubstr("--tls-cert")));
 }
 
 }  // namespace

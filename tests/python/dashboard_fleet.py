@@ -60,10 +60,10 @@ def panels():
 
 
 class Prometheus:
-    """Scrapes the targets that it has been told of. Debian's package has the program, and
+    """Scrapes the targets that it has been told of, or those of `scrape_configs`. Debian's package has the program, and
     tools/install-deps --python takes it from there."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, scrape_configs=None):
         program = os.environ.get("PROMETHEUS") or shutil.which("prometheus") or str(ROOT / "build/prometheus")
         if not os.access(program, os.X_OK):
             pytest.skip("no Prometheus: the dashboard's expressions have not run")
@@ -73,8 +73,8 @@ class Prometheus:
         rules = ROOT / "tools/deploy/prometheus/alerts.yml"
         (directory / "prometheus.yml").write_text(
             f"global: {{scrape_interval: {int(1000 * SCRAPES_EVERY_S)}ms, evaluation_interval: 1s}}\n"
-            f"rule_files: ['{rules}']\n"
-            f"scrape_configs: [{{job_name: rekindle, file_sd_configs: [{{files: ['{self.targets_file}']}}]}}]\n")
+            f"rule_files: ['{rules}']\n" + (scrape_configs or
+            f"scrape_configs: [{{job_name: rekindle, file_sd_configs: [{{files: ['{self.targets_file}']}}]}}]\n"))
         self.address = f"127.0.0.1:{free_port()}"
         self.log = open(directory / "prometheus.log", "wb")
         self.process = subprocess.Popen(

@@ -8,14 +8,25 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/read.hpp>
+#include <boost/asio/ssl/context.hpp>
+#include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/write.hpp>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "src/base/clock.h"
+#include "tests/recovery/rpc_certificates.h"
 
 namespace rekindle::rpc {
 namespace {
 
 using namespace std::chrono_literals;
 using boost::asio::ip::tcp;
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 class HttpServerTest : public ::testing::Test {
  protected:
@@ -42,6 +53,11 @@ class HttpServerTest : public ::testing::Test {
     boost::asio::co_spawn(context_, server_->close(2000ms), boost::asio::detached);
     thread_.join();
     server_.reset();
+  }
+  void restart(HttpOptions options) {
+    HttpServerTest::TearDown();
+    context_.restart();
+    start(std::move(options));
   }
   tcp::socket connect() {
     const std::string& address = server_->address();
@@ -134,6 +150,172 @@ TEST_F(HttpServerTest, WhoSaysNothingIsClosedAndKeepsNobodyOut) {
   std::string answer;
   for (int i = 0; i < 1000 && answer.empty(); ++i) answer = ask(get("/ready/i"));
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 "));
+}
+
+// A server beyond loopback: its address is loopback here, so a test says that it is not open.
+class HttpsServerTest : public HttpServerTest {
+ protected:
+  static constexpr const char* kToken = "the token of a scraper";
+  static constexpr const char* kReader = "URI:spiffe://example.org/rekindle/client/reader";
+
+  void SetUp() override {
+    own_files_ = authority_.issue("server");
+    HttpOptions options{.max_connections = 4, .request_deadline = 300ms};
+    options.access.is_open = false;
+    options.access.credentials = Credentials::open(own_files_).value();
+    options.access.tokens = HttpTokens::open(files_.write("tokens", kToken)).value();
+    options.access.allow = [this](std::span<const std::string> principals) -> Result<void> {
+      last_principal_ = principals.front();
+      if (principals.front().find("client/") != std::string::npos) return {};
+      if (principals.front().starts_with("token:")) return {};
+      return fail(ErrorCode::kDenied, "no line gives {} the right", principals.front());
+    };
+    start(std::move(options));
+  }
+
+  // With the certificate of `options`, where it names one.
+  std::string ask_tls(const std::string& request, const CredentialOptions& options = {}) {
+    boost::asio::ssl::context tls(boost::asio::ssl::context::tls_client);
+    tls.load_verify_file(own_files_.authority_file);
+    tls.set_verify_mode(boost::asio::ssl::verify_peer);
+    if (!options.certificate_file.empty()) {
+      tls.use_certificate_chain_file(options.certificate_file);
+      tls.use_private_key_file(options.key_file, boost::asio::ssl::context::pem);
+    }
+    auto socket = connect();
+    boost::asio::ssl::stream<tcp::socket&> stream(socket, tls);
+    boost::system::error_code error;
+    stream.handshake(boost::asio::ssl::stream_base::client, error);
+    if (error) return "handshake: " + error.message();
+    std::string text;
+    boost::asio::write(stream, boost::asio::buffer(request), error);
+    boost::asio::read(stream, boost::asio::dynamic_buffer(text), error);
+    return text;
+  }
+  static std::string with_token(const std::string& token) {
+    return "GET /ready/i HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + token +
+           "\r\nConnection: close\r\n\r\n";
+  }
+
+  const testing::TestDirectory files_;
+  testing::TestAuthority authority_{files_, "fleet"};
+  CredentialOptions own_files_;
+  std::string last_principal_;
+};
+
+TEST_F(HttpsServerTest, ACertificateWithTheRightMayRead) {
+  const auto reader = authority_.issue("reader", {.names = kReader});
+  EXPECT_THAT(ask_tls(get("/ready/i"), reader),
+              AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("{\"ready\":true}")));
+  EXPECT_EQ(last_principal_, "spiffe://example.org/rekindle/client/reader");
+}
+
+TEST_F(HttpsServerTest, WithoutACertificateOrATokenNothingIsTold) {
+  EXPECT_THAT(ask_tls(get("/ready/i")),
+              AllOf(StartsWith("HTTP/1.1 401 "), HasSubstr("--tls-cert"),
+                    HasSubstr("--http-token-file"), Not(HasSubstr("ready"))));
+}
+
+TEST_F(HttpsServerTest, ACertificateWithoutTheRightIsToldWhichRightItLacks) {
+  const auto agent = authority_.issue("a", {.names = "URI:spiffe://example.org/rekindle/agent/a"});
+  EXPECT_THAT(ask_tls(get("/ready/i"), agent),
+              AllOf(StartsWith("HTTP/1.1 403 "), HasSubstr("no line gives"), HasSubstr("agent/a"),
+                    Not(HasSubstr("ready"))));
+}
+
+TEST_F(HttpsServerTest, ACertificateThatIsNotValidIsNoCertificate) {
+  testing::TestAuthority strangers(files_, "strangers");
+  EXPECT_THAT(ask_tls(get("/ready/i"), strangers.issue("eve", {.names = kReader})),
+              AllOf(StartsWith("HTTP/1.1 401 "), HasSubstr("unknown authority")));
+  EXPECT_THAT(ask_tls(get("/ready/i"), authority_.issue("old", {.names = kReader, .ends_s = -60})),
+              AllOf(StartsWith("HTTP/1.1 401 "), HasSubstr("expired")));
+}
+
+TEST_F(HttpsServerTest, PlainHttpIsToldNothingEvenWithTheToken) {
+  EXPECT_THAT(ask(get("/ready/i")), AllOf(StartsWith("HTTP/1.1 403 "), HasSubstr("https")));
+  EXPECT_THAT(ask(with_token(kToken)), AllOf(StartsWith("HTTP/1.1 403 "), Not(HasSubstr("ready"))));
+  EXPECT_THAT(ask("nonsense\r\n\r\n"), "");
+}
+
+TEST_F(HttpsServerTest, TheRightTokenMayReadAndNoOther) {
+  EXPECT_THAT(ask_tls(with_token(kToken)), StartsWith("HTTP/1.1 200 "));
+  EXPECT_EQ(last_principal_, "token:" + SharedKey(kToken).id);
+  const std::string token = kToken;
+  const std::string longer = token + "s";
+  const std::string shorter = token.substr(0, token.size() - 1);
+  for (const std::string& wrong : {std::string(), shorter, longer}) {
+    EXPECT_THAT(ask_tls(with_token(wrong)), StartsWith("HTTP/1.1 401 ")) << wrong;
+  }
+  EXPECT_THAT(ask_tls("GET /ready/i HTTP/1.1\r\nHost: x\r\nAuthorization: Basic " + token +
+                      "\r\nConnection: close\r\n\r\n"),
+              StartsWith("HTTP/1.1 401 "));
+}
+
+TEST_F(HttpsServerTest, EverybodyMayAskWhetherTheProcessAnswers) {
+  EXPECT_THAT(ask(get("/healthz")), AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("ok\n")));
+  EXPECT_THAT(ask_tls(get("/healthz")), StartsWith("HTTP/1.1 200 "));
+  EXPECT_THAT(ask(get("/healthz/../ready/i")), StartsWith("HTTP/1.1 403 "));
+}
+
+TEST_F(HttpsServerTest, AHandshakeThatDripsIsClosedAndKeepsNobodyOut) {
+  std::vector<tcp::socket> slow;
+  for (int i = 0; i < 4; ++i) {
+    slow.push_back(connect());
+    // The head of a record that never comes.
+    boost::asio::write(slow.back(), boost::asio::buffer("\x16\x03\x01\x02\x00", 5));
+  }
+  for (auto& socket : slow) EXPECT_EQ(read_all(socket), "");
+  std::string answer;
+  for (int i = 0; i < 1000 && !answer.starts_with("HTTP"); ++i)
+    answer = ask_tls(with_token(kToken));
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 "));
+}
+
+TEST_F(HttpsServerTest, RenewedCertificatesAndTokensAreUsedWithoutARestart) {
+  // It replaces the files of the first authority and of the server.
+  testing::TestAuthority next(files_, "fleet");
+  const auto reader = next.issue("reader", {.names = kReader});
+  (void)next.issue("server");
+  std::string answer;
+  const auto deadline = steady_now() + 20s;
+  while (!answer.starts_with("HTTP/1.1 200 ") && steady_now() < deadline) {
+    answer = ask_tls(get("/ready/i"), reader);
+  }
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 "));
+  files_.write("tokens", "the next token of a scraper");
+  while (!answer.starts_with("HTTP/1.1 401 ") && steady_now() < deadline) {
+    answer = ask_tls(with_token(kToken));
+  }
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 401 "));
+  EXPECT_THAT(ask_tls(with_token("the next token of a scraper")), StartsWith("HTTP/1.1 200 "));
+}
+
+TEST_F(HttpServerTest, AConnectionEndsWithItsLife) {
+  HttpOptions options;
+  options.connection_life = 0ms;
+  restart(std::move(options));
+  auto socket = connect();
+  const std::string first = "GET /ready/i HTTP/1.1\r\nHost: x\r\n\r\n";
+  boost::asio::write(socket, boost::asio::buffer(first + first));
+  const std::string answers = read_all(socket);
+  EXPECT_THAT(answers, StartsWith("HTTP/1.1 200 "));
+  EXPECT_EQ(answers.find("HTTP/1.1", 1), std::string::npos) << answers;
+}
+
+TEST(HttpAccess, AnAddressThatOthersReachNeedsACertificateOrTheWordThatItDoesNot) {
+  const testing::TestDirectory files;
+  testing::TestAuthority authority(files, "fleet");
+  EXPECT_TRUE(http_access("--http", "127.0.0.1:0", {})->is_open);
+  const auto refused = http_access("--http", "0.0.0.0:7303", {});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kDenied);
+  EXPECT_THAT(refused.error().message(), AllOf(HasSubstr("--tls-cert"), HasSubstr("--http-open")));
+  EXPECT_FALSE(http_access("--http", "0.0.0.0:7303",
+                           {Credentials::of_secret("a secret of 16 bytes"), nullptr, false}))
+      << "a browser has no secret";
+  const auto credentials = Credentials::open(authority.issue("server")).value();
+  EXPECT_FALSE(http_access("--http", "0.0.0.0:7303", {credentials, nullptr, false})->is_open);
+  EXPECT_TRUE(http_access("--http", "0.0.0.0:7303", {credentials, nullptr, true})->is_open);
 }
 
 }  // namespace

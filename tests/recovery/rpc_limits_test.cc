@@ -292,6 +292,8 @@ TEST(PeerBudgets, ACertificateCountsByItsNameAndASecretByTheAddress) {
   peer.proof = Proof::kCertificate;
   peer.principals = {"spiffe://example.org/rekindle/agent/gpu-7", "dns:gpu-7"};
   EXPECT_EQ(budget_key(peer), "spiffe://example.org/rekindle/agent/gpu-7");
+  peer.principals = {"spiffe://example.org/rekindle/agent"};
+  EXPECT_EQ(budget_key(peer), "10.0.0.3") << "all agents share it";
   peer.local_user = true;
   EXPECT_EQ(budget_key(peer), "");
 }

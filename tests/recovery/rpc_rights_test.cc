@@ -87,6 +87,16 @@ Peer peer_with(proto::Role role, const std::string& node, std::vector<std::strin
   return peer;
 }
 
+TEST(MethodRules, ACertificateOfARoleIsForEachOfItsNodesAndForNoOtherRole) {
+  const MethodRule& rule = *rule_of(proto::COORDINATOR_REGISTER);
+  const auto agent = [&](const char* uri) {
+    return check_role(peer_with(proto::ROLE_AGENT, "gpu-7", {uri}), rule).has_value();
+  };
+  EXPECT_TRUE(agent("spiffe://example.org/rekindle/agent"));
+  EXPECT_FALSE(agent("spiffe://example.org/rekindle/agent/"));
+  EXPECT_FALSE(agent("spiffe://example.org/rekindle/client"));
+}
+
 TEST(MethodRules, TheCertificateOfOneAgentMakesNobodyElseAnAgent) {
   const MethodRule& rule = *rule_of(proto::COORDINATOR_REGISTER);
   const std::string own = "spiffe://example.org/rekindle/agent/gpu-7";

@@ -180,6 +180,10 @@ TEST_F(RpcTls, ACallerRefusesTheCertificatesOfTheWrongServer) {
               HasSubstr("--node-id gpu-8"));
   EXPECT_THAT(refused({.names = std::string(kDomain) + "agent/gpu-7"}, proto::ROLE_COORDINATOR),
               HasSubstr("which is for the role agent"));
+  EXPECT_EQ(refused({.names = std::string(kDomain) + "agent"}), "accepted") << "of any agent";
+  EXPECT_THAT(refused({.names = std::string(kDomain) + "agent/"}), HasSubstr("names neither"));
+  EXPECT_THAT(refused({.names = std::string(kDomain) + "agent"}, proto::ROLE_COORDINATOR),
+              HasSubstr("which is for the role agent"));
   EXPECT_EQ(refused({.names = std::string(kDomain) + "agent/gpu-7"}), "accepted");
   const auto identity =
       rpc::make_identity(proto::ROLE_CLIENT, "caller", Credentials::open(caller).value());

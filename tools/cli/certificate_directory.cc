@@ -20,6 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// The name of a certificate that all processes of a role share.
+constexpr const char* kWholeRole = "*";
 constexpr std::array<std::string_view, 4> kRoles = {"coordinator", "agent", "puller", "client"};
 constexpr const char* kAuthority = "ca.pem";
 constexpr const char* kFormer = "ca-old.pem";
@@ -79,7 +81,7 @@ Result<crypto::Authority> read_authority(const fs::path& path) {
   return read;
 }
 
-// `spiffe://TRUST/rekindle/ROLE/NAME`.
+// `spiffe://TRUST/rekindle/ROLE/NAME`, or without a name.
 std::optional<CertificateDirectory::Subject> subject_of(const crypto::CertificateFacts& facts) {
   constexpr std::string_view kPath = "/rekindle/";
   if (facts.uris.empty()) return std::nullopt;
@@ -88,7 +90,7 @@ std::optional<CertificateDirectory::Subject> subject_of(const crypto::Certificat
   if (path == std::string::npos) return std::nullopt;
   const std::string rest = uri.substr(path + kPath.size());
   const auto slash = rest.find('/');
-  if (slash == std::string::npos) return std::nullopt;
+  if (slash == std::string::npos) return CertificateDirectory::Subject{rest, kWholeRole};
   return CertificateDirectory::Subject{rest.substr(0, slash), rest.substr(slash + 1)};
 }
 
@@ -118,6 +120,7 @@ Result<void> check_subject(const CertificateDirectory::Subject& subject) {
     return fail(ErrorCode::kInvalid, "'{}' is not a role; use coordinator, agent, puller or client",
                 subject.role);
   }
+  if (subject.name == kWholeRole) return {};
   const bool plain = std::ranges::all_of(subject.name, [](char c) {
     return ('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || ('0' <= c && c <= '9') || c == '.' ||
            c == '-' || c == '_';
@@ -188,6 +191,7 @@ Result<CertificateDirectory> CertificateDirectory::open(const fs::path& path) {
 }
 
 fs::path CertificateDirectory::file_of(const Subject& subject) const {
+  if (subject.name == kWholeRole) return path_ / (subject.role + ".pem");
   return path_ / (subject.role + "-" + subject.name + ".pem");
 }
 
@@ -231,9 +235,10 @@ Result<fs::path> CertificateDirectory::issue(const Request& request) {
                 "{} exists; use `rekindle certs rotate {}` to renew it, or --force to replace it",
                 file.string(), path_.string());
   }
+  const std::string of_role =
+      fmt::format("spiffe://{}/rekindle/{}", trust_domain_, request.subject.role);
   const crypto::CertificateNames names{
-      .uri = fmt::format("spiffe://{}/rekindle/{}/{}", trust_domain_, request.subject.role,
-                         request.subject.name),
+      .uri = request.subject.name == kWholeRole ? of_role : of_role + "/" + request.subject.name,
       .common_name = request.subject.name,
       .dns_names = request.dns_names,
       .addresses = request.addresses};

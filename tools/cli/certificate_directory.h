@@ -20,6 +20,7 @@ namespace rekindle::cli {
 //   ca-old.pem       during a rotation: the former authority, 0600
 //   ca-next.pem      for a moment: the next one
 //   ROLE-NAME.pem    the key and certificate of one process or person, 0600
+//   ROLE.pem         those of all processes of a role
 //   issued/SERIAL.crt  every certificate that was issued and has not ended
 //
 // Key and certificate share a file, so that one rename replaces both. Each file is replaced by a
@@ -28,6 +29,7 @@ class CertificateDirectory {
  public:
   struct Subject {
     std::string role;
+    // "*": all processes of the role share the certificate.
     std::string name;
     std::string text() const { return role + " " + name; }
   };

@@ -170,7 +170,10 @@ Command add_part(Command& certs, Session& session, const std::shared_ptr<CertsAr
 
 void add_subject(Command& sub, CertsArgs& args) {
   sub.option("ROLE", args.role, "coordinator, agent, puller or client").required();
-  sub.option("NAME", args.name, "Of an agent its --node-id; else a name of your choice").required();
+  sub.option("NAME", args.name,
+             "Of an agent its --node-id; else a name of your choice. '*': none, for all processes\n"
+             "of the role, as in a DaemonSet")
+      .required();
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "recovery/device/gpu_options.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/credentials.h"
+#include "recovery/rpc/http_access.h"
 #include "recovery/rpc/otlp_exporter.h"
 #include "recovery/rpc/rights.h"
 #include "src/base/units.h"
@@ -184,6 +185,30 @@ void add_insecure_option(Command& sub, bool& insecure) {
            "and talk to peers that have none [off]");
 }
 
+// Of the servers of --metrics and --http.
+void add_http_options(Command& sub, std::string& token_file, bool& open) {
+  sub.option(
+         "--http-token-file", token_file,
+         "Tokens of readers without a certificate, as Prometheus sends them: a file of mode 0600\n"
+         "with one or two lines of at least 16 bytes; changes are noticed [none]")
+      .type_name("FILE");
+  sub.flag("--http-open", open,
+           "Whoever reaches the addresses of HTTP may read, without TLS [off]");
+}
+
+void check_http_tokens(const Settings& settings, const std::string& file, Problems& problems) {
+  if (file.empty()) return;
+  if (settings.credentials.certificate_file.empty()) {
+    problems.check("http-token-file",
+                   fail(ErrorCode::kInvalid,
+                        "--http-token-file {}: tokens are for https only; give --tls-cert, "
+                        "--tls-key and --tls-ca too",
+                        file));
+  } else if (auto tokens = rpc::HttpTokens::open(file); !tokens) {
+    problems.check("http-token-file", fail(std::move(tokens).error()));
+  }
+}
+
 }  // namespace
 
 std::string Problems::set_one_of(std::initializer_list<const char*> options) {
@@ -210,6 +235,9 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
   problems.check("metrics", check_own_address("--metrics", args.metrics));
   options.http = http_address(args.http);
   problems.check("http", check_own_address("--http", options.http));
+  options.http_token_file = args.http_token_file;
+  options.http_open = args.http_open;
+  check_http_tokens(settings, options.http_token_file, problems);
   check_otlp(args.otlp, problems);
   problems.check("max-pullers", check_max_pullers(args.max_pullers));
   options.listen = args.listen;
@@ -262,6 +290,7 @@ agent::AgentOptions agent_options(const Settings& settings, const AgentArgs& arg
   agent::AgentOptions options = args.options;
   check_shared(settings, problems);
   check_network(options, problems);
+  check_http_tokens(settings, options.http_token_file, problems);
   options.store_directory = settings.store;
   options.coordinator = settings.coordinator;
   options.credentials = settings.credentials;
@@ -361,13 +390,14 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
   add_trust_option(sub, args.trust);
   sub.option("--metrics", args.metrics,
              "Address at which Prometheus scrapes GET /metrics, also of a coordinator that stands\n"
-             "by; anyone who reaches it may read [none]")
+             "by. Beyond loopback it is https, for certificates and tokens [none]")
       .type_name("HOST:PORT");
   add_otlp_option(sub, args.otlp);
   sub.option("--http", args.http,
-             "Address of a status page for browsers. Without HOST, it is for this host only;\n"
-             "anyone who reaches it may read [none]")
+             "Address of a status page for browsers. Without HOST, it is for this host only.\n"
+             "Beyond loopback it is https, for those with the right `read` on all models [none]")
       .type_name("[HOST:]PORT");
+  add_http_options(sub, args.http_token_file, args.http_open);
   sub.option("--rights", args.rights,
              "Who may do what, as JSON (`rekindle auth --help`); read again at SIGHUP\n"
              "[everybody who may connect has all rights]")
@@ -429,9 +459,10 @@ void add_agent_options(Command& sub, AgentArgs& args) {
              "[none]")
       .type_name("HOST:PORT");
   sub.option("--metrics", options.metrics,
-             "Address at which Prometheus scrapes GET /metrics; anyone who reaches it may read\n"
-             "[none]")
+             "Address at which Prometheus scrapes GET /metrics. Beyond loopback it is https, for\n"
+             "certificates and tokens [none]")
       .type_name("HOST:PORT");
+  add_http_options(sub, options.http_token_file, options.http_open);
   add_otlp_option(sub, options.otlp);
   sub.option("--load-timeout", args.load_timeout,
              "Time for a worker to load its weights once they are on this host [10min]")

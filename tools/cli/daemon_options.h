@@ -72,6 +72,8 @@ struct CoordinatorArgs {
   std::string metrics;
   std::string otlp;
   std::string http;
+  std::string http_token_file;
+  bool http_open = false;
   std::string rights;
   std::string audit;
   std::vector<std::string> trust;

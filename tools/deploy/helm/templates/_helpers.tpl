@@ -15,6 +15,39 @@ rekindle-coordinator:7300
 {{- end }}
 {{- end }}
 
+{{- define "rekindle.etcdScheme" -}}
+{{ .Values.etcdTls.enabled | ternary "https" "http" }}
+{{- end }}
+
+{{- /* A dict with `root`, `name` and what the certificate names. */}}
+{{- define "rekindle.certificate" -}}
+apiVersion: cert-manager.io/v1
+kind: Certificate
+metadata:
+  name: {{ .name }}
+  labels:
+    {{- include "rekindle.labels" .root | nindent 4 }}
+spec:
+  secretName: {{ .name }}-tls
+  duration: 2160h
+  renewBefore: 720h
+  {{- with .path }}
+  uris: ["spiffe://{{ $.root.Values.certManager.trustDomain }}/rekindle/{{ . }}"]
+  {{- end }}
+  {{- with .names }}
+  dnsNames:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .addresses }}
+  ipAddresses:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  usages: [digital signature, server auth, client auth]
+  privateKey: {algorithm: ECDSA, size: 256, rotationPolicy: Always}
+  issuerRef:
+    {{- toYaml .root.Values.certManager.issuer | nindent 4 }}
+{{- end }}
+
 {{- /* It makes the Pods restart when the configuration changes. */}}
 {{- define "rekindle.configChecksum" -}}
 checksum/config: {{ cat .Values.config (include "rekindle.coordinators" .) | sha256sum }}
@@ -56,6 +89,9 @@ seccompProfile:
 {{- if .root.Values.metrics.enabled }}
 prometheus.io/scrape: "true"
 prometheus.io/port: {{ .port | quote }}
+{{- if .root.Values.metricsTls.enabled }}
+prometheus.io/scheme: https
+{{- end }}
 {{- end }}
 {{- end }}
 
