@@ -234,8 +234,13 @@ struct HttpServer::Conversation {
   }
 
   async::Task<void> run_tls() {
-    TlsSession session(server.options_.access.credentials->context(), Side::kServer, "");
-    asio::ssl::stream<beast::tcp_stream&> stream(timed, session.make_ssl());
+    const auto session =
+        TlsSession::create(server.options_.access.credentials->context(), Side::kServer, "");
+    if (!session) {
+      server.note_refusal(peer_address, session.error().message());
+      co_return;
+    }
+    asio::ssl::stream<beast::tcp_stream&> stream(timed, (*session)->share());
     boost::system::error_code error;
     co_await stream.async_handshake(asio::ssl::stream_base::server, buffer.cdata(),
                                     asio::redirect_error(asio::use_awaitable, error));
@@ -246,7 +251,7 @@ struct HttpServer::Conversation {
     buffer.consume(buffer.size());
     is_encrypted = true;
     Peer peer;
-    if (const auto proven = session.prove(stream.native_handle(), peer); !proven) {
+    if (const auto proven = (*session)->prove(peer); !proven) {
       no_certificate = proven.error().message();
     } else {
       principals = std::move(peer.principals);

@@ -403,6 +403,11 @@ Result<std::unique_ptr<TlsSession>> TlsSession::create(std::shared_ptr<const Tls
   return made;
 }
 
+ssl_st* TlsSession::share() const {
+  SSL_up_ref(ssl_.get());
+  return ssl_.get();
+}
+
 void TlsSession::give_to_network(std::string& output) {
   output.clear();
   output.swap(output_);

@@ -41,6 +41,10 @@ class TlsSession {
   // Replaces `output` by what has to be sent. Also a failed handshake has something to say.
   void give_to_network(std::string& output);
 
+  // Another reference, which the caller owns, for a stream that moves the bytes itself. Then only
+  // prove() of this object is of use.
+  ssl_st* share() const;
+
   // false: the peer has to send more. kDenied: the ends do not accept each other.
   Result<bool> shake_hands();
   // After the handshake. Fills proof, principals and encrypted. kDenied: the peer's certificate is
