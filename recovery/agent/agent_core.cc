@@ -174,9 +174,10 @@ rpc::Identity AgentCore::make_identity(const CoreOptions& options) {
 
 pull::PullEnvironment AgentCore::make_environment(const CoreOptions& options) {
   connectors_.push_back(transport::shm::make_connector());
-  connectors_.push_back(transport::tcp::make_connector(
-      options.tcp_congestion, options.encrypt ? transport::tcp::Encryption::kAlways
-                                              : transport::tcp::Encryption::kWhereDemanded));
+  using transport::tcp::Encryption;
+  for (const auto encryption : {Encryption::kWhereDemanded, Encryption::kAlways}) {
+    connectors_.push_back(transport::tcp::make_connector(options.tcp_congestion, encryption));
+  }
   pull::PullEnvironment environment;
   environment.executor = executor_;
   environment.identity = identity_;
@@ -186,7 +187,10 @@ pull::PullEnvironment AgentCore::make_environment(const CoreOptions& options) {
   environment.blocking_pool = blocking_pool_.get();
   environment.plans = plans_.get();
   environment.trust = &publishers_.trust;
-  for (const auto& connector : connectors_) environment.connectors.push_back(connector.get());
+  transport::Connector* const always = connectors_[2].get();
+  environment.connectors = {connectors_[0].get(), options.encrypt ? always : connectors_[1].get()};
+  environment.encrypting = always;
+  environment.trusts_rails = options.rdma.trusted_only;
   if (rdma_ != nullptr) environment.handshakes.push_back(&rdma_->connector());
   environment.coordinator = [this] { return link_.client(); };
   environment.coordinator_problem = [this] { return link_.problem(); };

@@ -448,7 +448,11 @@ proto::AgentStatusResponse Daemon::status() const {
   }
   for (auto& copy : core_->health().statuses()) *response.add_copies() = std::move(copy);
   response.set_sessions(static_cast<std::uint32_t>(peers_->sessions().count()));
-  response.set_bytes_served(tcp_->stats().bytes_sent);
+  const transport::tcp::ServerStats tcp = tcp_->stats();
+  response.set_bytes_served(tcp.bytes_sent);
+  response.set_bytes_served_encrypted(tcp.bytes_sent_encrypted);
+  response.set_encrypts(options_.encrypt);
+  response.set_requires_encryption(options_.require_encryption);
   response.set_coordinator(options_.coordinator);
   response.set_coordinator_connected(core_->link().client() != nullptr);
   if (workers_ != nullptr) workers_->add_status(response);

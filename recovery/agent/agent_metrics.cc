@@ -127,10 +127,15 @@ void read_agent(const proto::AgentStatusResponse& status, const AgentFigures& fi
                  status.sessions());
   readings.gauge("rekindle_tcp_connections", "Open data streams of pullers.",
                  static_cast<double>(figures.tcp_connections));
-  readings.counter("rekindle_served_bytes_total",
-                   "Payload bytes that this agent has sent. Reads by RDMA and shared memory are "
-                   "counted by the puller only.",
-                   static_cast<double>(status.bytes_served()), {{"transport", "tcp"}});
+  const std::map<std::string, std::uint64_t> served{
+      {"tcp", status.bytes_served() - status.bytes_served_encrypted()},
+      {"tcp+tls", status.bytes_served_encrypted()}};
+  for (const auto& [transport, bytes] : served) {
+    readings.counter("rekindle_served_bytes_total",
+                     "Payload bytes that this agent has sent. Reads by RDMA and shared memory are "
+                     "counted by the puller only.",
+                     static_cast<double>(bytes), {{"transport", transport}});
+  }
   read_store(status, figures, readings);
   read_windows(figures.windows, readings);
   read_workers(status, readings);

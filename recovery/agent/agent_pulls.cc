@@ -127,7 +127,8 @@ std::optional<SharedPulls::Key> SharedPulls::key_of(const PullRequest& request) 
              request.tensors_regex,
              request.transport,
              request.boxes,
-             request.root};
+             request.root,
+             request.encrypt};
 }
 
 Task<Result<SharedPulls::Outcome>> SharedPulls::pull(PullRequest request, OnProgress progress,
@@ -245,6 +246,11 @@ Task<Result<AgentPulls::Outcome>> AgentPulls::run_alone(PullRequest request, OnP
     co_return fail(ErrorCode::kUnavailable,
                    "--transport verbs: this host has no RDMA device that can be used; `rekindle "
                    "topo` shows why");
+  }
+  if (request.transport == "verbs" && request.encrypt && !environment_.trusts_rails) {
+    co_return fail(ErrorCode::kUnavailable,
+                   "--transport verbs with --encrypt: the agent of this host may use rails that "
+                   "encrypt nothing; start it with --encrypt and --rail-trusted");
   }
   if (request.ref.version) {
     CO_TRY_VOID(retirement_.check_not_retiring({request.ref.model, *request.ref.version}));

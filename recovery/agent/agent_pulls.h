@@ -39,6 +39,7 @@ class SharedPulls {
     std::string shard, spec_json, tensors_regex, transport;
     std::vector<pull::NamedBox> boxes;
     Digest root;
+    bool encrypt = false;
     auto operator<=>(const Key&) const = default;
   };
   class Running;

@@ -249,7 +249,7 @@ Task<Result<proto::BenchReading>> FleetBench::read_over(pull::ActiveSource& sour
       std::chrono::duration_cast<std::chrono::microseconds>(figures.elapsed).count()));
   for (const auto& path : figures.paths) add_path(path, reading);
   if (figures.why) *reading.mutable_why() = rpc::to_status(*figures.why);
-  if (source.transport == "tcp") {
+  if (source.transport.starts_with("tcp")) {
     const auto offer =
         std::ranges::find(source.session->offers, "tcp", &pull::PeerSession::Offer::transport);
     auto look = [endpoint = offer->endpoint] { return interface_towards(endpoint); };

@@ -337,6 +337,12 @@ class ConnectedAgent final : public LocalAgent {
                     request.trace);
   }
   Result<TransferSummary> pull(const PullRequest& request, const OnProgress& progress) override {
+    // A release before protocol 3 would ignore it.
+    if (request.encrypt && client_->peer().public_key.empty()) {
+      return fail(ErrorCode::kUnavailable,
+                  "pull --encrypt: the agent of this host is of a release that does not encrypt: "
+                  "upgrade it, or give --to DIR");
+    }
     const auto interruption = std::make_shared<Interruption>(thread_.executor());
     auto summary = transfer(proto::LOCAL_PULL, to_proto(request).SerializeAsString(), progress,
                             interruption, request.trace);

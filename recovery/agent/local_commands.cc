@@ -20,9 +20,9 @@ constexpr std::size_t kMissingBytesMax = 2u << 20;
 // Tags, lengths and numbers.
 constexpr std::size_t kItemOverheadBytes = 32;
 
-constexpr rpc::Fields kPullRequest{WIRE_FIELD(shard), WIRE_FIELD(spec_json),
+constexpr rpc::Fields kPullRequest{WIRE_FIELD(shard),         WIRE_FIELD(spec_json),
                                    WIRE_FIELD(tensors_regex), WIRE_FIELD(from),
-                                   WIRE_FIELD(transport)};
+                                   WIRE_FIELD(transport),     WIRE_FIELD(encrypt)};
 constexpr rpc::Fields kSourceLine{WIRE_FIELD(name),  WIRE_FIELD(transport),
                                   WIRE_FIELD(bytes), WIRE_FIELD(bytes_per_second),
                                   WIRE_FIELD(lost),  WIRE_FIELD(cause)};

@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 
 #include "recovery/rpc/convert.h"
+#include "recovery/rpc/grants.h"
 #include "recovery/rpc/peer_budgets.h"
 #include "src/async/offload.h"
 #include "src/base/clock.h"
@@ -21,8 +22,6 @@ constexpr std::uint32_t kPathsOffered = 16;
 constexpr int kMaxStreamHosts = 64;
 // A puller waits for a session for 1.5 s.
 constexpr std::chrono::milliseconds kOpenPatience{1000};
-// Pullers hear of a coordinator within seconds, and renew every ten.
-constexpr std::chrono::milliseconds kRenewalTime{20'000};
 constexpr std::chrono::milliseconds kGrantCheckInterval{500};
 
 Error no_such_session() { return {ErrorCode::kDenied, "no such session: open one first"}; }
@@ -220,7 +219,7 @@ bool PeerSessions::is_own(const proto::Grant& grant) const {
 std::vector<SessionToken> PeerSessions::without_grant() const {
   const TimePoint now = steady_now();
   const auto contact = parts_.grant_clock.in_contact_since(now);
-  const bool coordinator_renews = contact && now >= *contact + kRenewalTime;
+  const bool coordinator_renews = contact && now >= *contact + rpc::grant_times().patience;
   std::vector<SessionToken> tokens;
   for (const auto& [token, session] : sessions_) {
     const bool over = session.grant_end && *session.grant_end <= now;

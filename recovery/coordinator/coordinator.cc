@@ -35,6 +35,7 @@ Result<Timing> make_timing(const CoordinatorOptions& options) {
   timing.heartbeat_interval = options.heartbeat_interval;
   timing.suspect_after = options.suspect_after;
   timing.dead_after = options.dead_after;
+  timing.grant_ttl = rpc::grant_times().life;
   if (timing.heartbeat_interval <= Duration::zero() ||
       timing.suspect_after < 2 * timing.heartbeat_interval ||
       timing.dead_after <= timing.suspect_after) {

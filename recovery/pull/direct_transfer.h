@@ -20,6 +20,7 @@
 #include "recovery/pull/pull_policy.h"
 #include "recovery/pull/source_plan.h"
 #include "recovery/pull/source_table.h"
+#include "recovery/rpc/grants.h"
 #include "src/async/task.h"
 #include "src/async/task_group.h"
 #include "transport/engine.h"
@@ -64,7 +65,7 @@ class DirectTransfer final : private transport::SliceSource, private transport::
     // Asks for the sources anew: they come with fresh grants. Empty: nobody is asked.
     std::function<async::Task<std::vector<proto::Source>>()> ask_again;
     // Sessions end with their grants, so they are renewed.
-    std::chrono::milliseconds renew_every{10'000};
+    std::chrono::milliseconds renew_every = rpc::grant_times().renewal;
   };
   DirectTransfer(const PullEnvironment& environment, Silence& silence, DirectReads& reads,
                  Options options);

@@ -98,7 +98,7 @@ async::Task<Result<void>> PathOpener::open_session(ActiveSource& source, trace::
                                     options_.id,
                                     options_.root,
                                     source.record.grant(),
-                                    transports_for(choice, environment_.handshakes),
+                                    transports_for(choice, handshakes()),
                                     parent};
   const auto deadline = silence_.at_most(kSessionDeadline, steady_now());
   CO_TRY(source.session, co_await source.peer->open_session(std::move(wanted), deadline));
@@ -125,7 +125,7 @@ async::Task<Result<PathOpener::Opened>> PathOpener::open_paths(ActiveSource& sou
     auto paths = co_await open_offer(source, session.token, offer);
     if (paths) {
       if (handshake_connector(offer.transport) != nullptr) source.used.insert(offer.transport);
-      source.transport = offer.transport;
+      source.transport = paths->front()->transport();
       co_return Opened{session.regions, std::move(*paths)};
     }
     last_error = std::move(paths).error();
@@ -152,10 +152,8 @@ async::Task<Result<transport::Paths>> PathOpener::open_offer(ActiveSource& sourc
   if (handshake_connector(offer.transport) != nullptr) {
     co_return co_await join_rails(source, token, std::move(offer), {});
   }
-  const auto found = std::find_if(
-      environment_.connectors.begin(), environment_.connectors.end(),
-      [&](const transport::Connector* c) { return c->transport() == offer.transport; });
-  if (found == environment_.connectors.end()) {
+  transport::Connector* const found = connector(offer.transport);
+  if (found == nullptr) {
     co_return fail(ErrorCode::kUnavailable, "{} is not compiled in here", offer.transport);
   }
   const transport::PathTarget target{offer.transport, offer.endpoint, token,
@@ -164,7 +162,7 @@ async::Task<Result<transport::Paths>> PathOpener::open_offer(ActiveSource& sourc
   const TimePoint now = steady_now();
   const TimePoint deadline = now + silence_.at_most(kConnectDeadline, now);
   // Named, not a temporary: g++ 12 destroys captures of a temporary inside co_await twice.
-  auto work = [connector = *found, &target, wanted, deadline] {
+  auto work = [connector = found, &target, wanted, deadline] {
     return std::make_shared<MadePaths>(make_paths(*connector, target, wanted, deadline));
   };
   auto made = co_await async::offload(*environment_.blocking_pool, std::move(work));
@@ -172,8 +170,21 @@ async::Task<Result<transport::Paths>> PathOpener::open_offer(ActiveSource& sourc
   co_return guarded(source, std::move(made->paths));
 }
 
+std::span<HandshakeConnector* const> PathOpener::handshakes() const {
+  if (options_.encrypted && !environment_.trusts_rails) return {};
+  return environment_.handshakes;
+}
+
+transport::Connector* PathOpener::connector(const std::string& transport) const {
+  if (options_.encrypted && transport == "tcp") return environment_.encrypting;
+  for (auto* connector : environment_.connectors) {
+    if (connector->transport() == transport) return connector;
+  }
+  return nullptr;
+}
+
 HandshakeConnector* PathOpener::handshake_connector(const std::string& transport) const {
-  for (auto* connector : environment_.handshakes) {
+  for (auto* connector : handshakes()) {
     if (connector->transport() == transport) return connector;
   }
   return nullptr;

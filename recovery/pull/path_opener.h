@@ -37,6 +37,8 @@ class PathOpener {
     ModelVersion id;
     Digest root;
     std::string forced_transport;
+    // Over encrypted streams only, and over rails only where the environment trusts all of its own.
+    bool encrypted = false;
     // Shows one line to the user.
     std::function<void(std::string)> note;
     // Whether this transport fails for the first time in the pull.
@@ -76,6 +78,8 @@ class PathOpener {
   async::Task<void> close_sessions(SourceTable& sources);
 
  private:
+  std::span<transport::HandshakeConnector* const> handshakes() const;
+  transport::Connector* connector(const std::string& transport) const;
   transport::HandshakeConnector* handshake_connector(const std::string& transport) const;
   async::Task<Result<transport::Paths>> open_offer(ActiveSource& source, SessionToken token,
                                                    PeerSession::Offer offer);

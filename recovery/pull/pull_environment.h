@@ -43,7 +43,11 @@ struct PullEnvironment {
   // nullptr: no drill may cut links.
   transport::LinkCuts* links = nullptr;
   std::vector<transport::Connector*> connectors;
+  // For pulls that demand encryption: TCP streams with TLS.
+  transport::Connector* encrypting = nullptr;
   std::vector<transport::HandshakeConnector*> handshakes;
+  // All rails of `handshakes` are safe without encryption.
+  bool trusts_rails = false;
   // The live connection to the coordinator, or nullptr while there is none.
   std::function<std::shared_ptr<rpc::RpcClient>()> coordinator;
   bool has_coordinator = false;  // one is configured

@@ -267,6 +267,7 @@ async::Task<std::string> PullJob::Driver::read_directly(DirectReads& reads) {
                            .paths = {.id = context_.target.resolved.id,
                                      .root = context_.target.resolved.root,
                                      .forced_transport = "verbs",
+                                     .encrypted = context_.request.encrypt,
                                      .closed_homes = std::move(other_homes)},
                            .tick =
                                [report, told = steady_now()]() mutable {
@@ -413,6 +414,7 @@ async::Task<Result<Transfer::Options>> PullJob::Driver::transfer_options(PlanRef
       .paths = {.id = target.resolved.id,
                 .root = target.resolved.root,
                 .forced_transport = context_.request.transport,
+                .encrypted = context_.request.encrypt,
                 .note = [this](std::string note) { context_.progress.show(std::move(note)); },
                 .first_failure_of =
                     [this](const std::string& transport) {

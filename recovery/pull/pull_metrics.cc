@@ -32,7 +32,9 @@ PullMetrics::PullMetrics(metrics::Metrics& metrics)
   for (const std::string_view phase : kPullPhases) {
     phases_[phase] = &metrics::add_seconds(phases, {{"phase", std::string(phase)}});
   }
-  for (const char* transport : {"tcp", "shm", "verbs"}) counters_of(transport, "", Landing::kHost);
+  for (const char* transport : {"tcp", "tcp+tls", "shm", "verbs"}) {
+    counters_of(transport, "", Landing::kHost);
+  }
   counters_of("verbs", "", Landing::kGpu);
 }
 

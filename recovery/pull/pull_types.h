@@ -37,7 +37,9 @@ struct PullRequest {
   std::string spec_json;      // contents of --spec; "" = built in, by the checkpoint's config.json
   std::string tensors_regex;  // names tensors instead of a shard
   std::vector<std::string> from;
-  std::string transport;     // "", "tcp", "shm" or "verbs"
+  std::string transport;  // "", "tcp", "shm" or "verbs"
+  // Over encrypted data streams only. An agent that runs so itself does it for every pull.
+  bool encrypt = false;
   std::filesystem::path to;  // "" = into the store; else a complete checkpoint directory
   // With `to`: writes files that Python runs when a model is loaded.
   bool allow_code = false;

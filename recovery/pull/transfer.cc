@@ -8,6 +8,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 
+#include "recovery/rpc/grants.h"
 #include "src/async/offload.h"
 #include "src/base/log.h"
 
@@ -20,7 +21,6 @@ namespace {
 constexpr std::chrono::milliseconds kTick{200};
 // When a tick is late by more than this, the process was stopped.
 constexpr std::chrono::milliseconds kPause{500};
-constexpr std::chrono::milliseconds kKeepAliveInterval{10000};
 constexpr std::chrono::milliseconds kDrainDeadline{10000};
 
 }  // namespace
@@ -211,7 +211,7 @@ void Transfer::take(const SourceLost& loss) {
 
 void Transfer::keep_peers_alive() {
   const TimePoint now = steady_now();
-  if (now - last_keep_alive_ < kKeepAliveInterval) return;
+  if (now - last_keep_alive_ < rpc::grant_times().renewal) return;
   last_keep_alive_ = now;
   for (const auto& source : sources_) {
     if (source.peer == nullptr || source.state.lost() || !source.peer->connected()) continue;

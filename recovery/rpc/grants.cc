@@ -1,6 +1,7 @@
 #include "recovery/rpc/grants.h"
 
 #include "recovery/rpc/convert.h"
+#include "src/base/failpoint.h"
 #include "src/crypto/bound_text.h"
 #include "src/crypto/hmac.h"
 
@@ -21,6 +22,12 @@ std::string grant_text(std::string_view label, const proto::Grant& grant) {
 }
 
 }  // namespace
+
+GrantTimes grant_times() {
+  using std::chrono::milliseconds;
+  if (failpoint("grants.short")) return {};
+  return {milliseconds(4000), milliseconds(500), milliseconds(1000)};
+}
 
 void sign_grant(proto::Grant& grant, const Identity& issuer) {
   if (issuer.key != nullptr) grant.set_signature(issuer.key->sign(grant_text(kSigned, grant)));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,16 @@
 // Grants: permission for one puller to read one version from one source incarnation until an expiry
 // on the issuer's monotonic clock. The issuer signs them with the key of its incarnation.
 namespace rekindle::rpc {
+
+// Of grants by coordinators. The failpoint grants.short makes all of them short.
+struct GrantTimes {
+  std::chrono::milliseconds life{60'000};
+  // Pullers renew their sessions this often, by their newest grant.
+  std::chrono::milliseconds renewal{10'000};
+  // Sessions outlive their grants for so long after a coordinator came back.
+  std::chrono::milliseconds patience{20'000};
+};
+GrantTimes grant_times();
 
 // Signs the grant as its issuer. Sources of protocol 2 know no signatures, so it also gets a MAC
 // under the cluster secret.

@@ -60,10 +60,13 @@ void trust_network(const std::string& listen, Spawn& spawn) {
 
 Fleet::Fleet() = default;
 
-void Fleet::start_coordinator(const std::string& host, std::vector<std::string> more) {
+void Fleet::start_coordinator(const std::string& host, std::vector<std::string> more,
+                              std::vector<std::string> under) {
   const std::string listen = coordinator_address_.empty() ? host + ":0" : coordinator_address_;
-  Spawn spawn{
-      .argv = {binary(), "coordinator", "--listen", listen, "--state", dir("state").string()}};
+  Spawn spawn;
+  spawn.argv = std::move(under);
+  spawn.argv.insert(spawn.argv.end(), {binary(), "coordinator", "--listen", listen, "--state",
+                                       dir("state").string()});
   trust_network(listen, spawn);
   spawn.argv.insert(spawn.argv.end(), more.begin(), more.end());
   coordinator_ = std::make_unique<Process>(std::move(spawn));

@@ -28,8 +28,9 @@ class Fleet {
  public:
   Fleet();
   // A fresh process on the same state directory, and on the same port after the first time.
-  // On `host`, an address of this machine.
-  void start_coordinator(const std::string& host = "127.0.0.1", std::vector<std::string> more = {});
+  // On `host`, an address of this machine. `under` as of start_agent().
+  void start_coordinator(const std::string& host = "127.0.0.1", std::vector<std::string> more = {},
+                         std::vector<std::string> under = {});
   Process& coordinator() { return *coordinator_; }
   const std::string& coordinator_address() const { return coordinator_address_; }
 

@@ -74,7 +74,7 @@ double rate_of(std::uint64_t bytes, std::uint64_t elapsed_us) {
 
 // The reader's rails in use, or its interface.
 double link_of(const proto::BenchReading& reading) {
-  if (reading.transport() == "tcp") {
+  if (reading.transport().starts_with("tcp")) {
     return static_cast<double>(reading.interface_bytes_per_second());
   }
   std::map<std::string, double> used;

@@ -65,6 +65,7 @@ Result<agent::PullRequest> to_request(PullArgs args) {
   }
   TRY(request.trust, read_trust(args.trust));
   request.allow_code = args.allow_code;
+  request.encrypt = args.encrypt;
   if (!args.to.empty()) request.to = std::filesystem::absolute(args.to);
   if (!args.fallback.empty()) {
     std::error_code error;
@@ -159,11 +160,6 @@ Result<int> run_pull(Session& session, const PullArgs& args) {
     return fail(std::move(opened).error());
   }
   const auto host = std::move(*opened);
-  if (args.encrypt && !host->embedded()) {
-    return fail(ErrorCode::kInvalid,
-                "pull --encrypt: the agent of this host pulls, so start it with --encrypt; or give "
-                "--to DIR");
-  }
   if (args.dry_run) return dry_run(settings, *host, request);
   pull::TransferSummary summary;
   {
@@ -232,7 +228,7 @@ void add_pull(Command& app, Session& session) {
              "How long to look for sources while none of them sends a byte [4s]")
       .type_name("TIME");
   sub.flag("--encrypt", args->encrypt,
-           "Use encrypted data streams only (TLS 1.3); of an agent: `rekindle agent --encrypt`");
+           "Read over encrypted data streams only (TLS 1.3), also where this host's agent pulls");
   add_fabric_options(sub, args->fabric);
   add_trusted_rails_option(sub, args->fabric);
   add_otlp_option(sub, args->otlp);

@@ -330,6 +330,16 @@ std::string residents_text(const proto::AgentStatusResponse& status) {
                rows);
 }
 
+std::string encryption_text(const proto::AgentStatusResponse& status) {
+  std::string text;
+  if (status.bytes_served_encrypted() > 0) {
+    text += fmt::format(" ({} encrypted)", format_bytes(status.bytes_served_encrypted()));
+  }
+  if (status.requires_encryption()) text += ", encrypted only";
+  if (status.encrypts()) text += ", pulls encrypted";
+  return text;
+}
+
 Json to_json(const proto::AgentStatusResponse& status) {
   return {{"node", status.node().node_id()},
           {"address", status.node().control_endpoint()},
@@ -340,6 +350,9 @@ Json to_json(const proto::AgentStatusResponse& status) {
           {"store_budget_bytes", status.store_budget_bytes()},
           {"sessions", status.sessions()},
           {"bytes_served", status.bytes_served()},
+          {"bytes_served_encrypted", status.bytes_served_encrypted()},
+          {"encrypts", status.encrypts()},
+          {"requires_encryption", status.requires_encryption()},
           {"coordinator", status.coordinator()},
           {"coordinator_connected", status.coordinator_connected()},
           {"holdings", holdings_json(status.holdings())},
@@ -357,11 +370,11 @@ std::string to_text(const proto::AgentStatusResponse& status) {
   }
   std::string text = fmt::format(
       "agent        {} at {}, {}, up {}\nstore        {}, {} of {}\ncoordinator  {}\n"
-      "serving      {} pullers, {} so far\n",
+      "serving      {} pullers, {} so far{}\n",
       printable(status.node().node_id()), printable(status.node().control_endpoint()),
       printable(status.software()), duration(status.uptime_ms()), printable(status.store()),
       format_bytes(status.store_bytes()), format_bytes(status.store_budget_bytes()), coordinator,
-      status.sessions(), format_bytes(status.bytes_served()));
+      status.sessions(), format_bytes(status.bytes_served()), encryption_text(status));
   text += devices_text(status.devices()) + "\n";
   std::vector<std::vector<std::string>> rows;
   for (const auto& holding : status.holdings()) {
