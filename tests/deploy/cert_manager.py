@@ -35,9 +35,9 @@ class CertManager:
                       *(f"{extension}={','.join(values)}" for extension, values in uses.items())]
         (self.directory / f"{name}.ext").write_text("\n".join(extensions) + "\n")
         run("openssl", "req", "-new", *self._key(name), "-out", self.directory / f"{name}.csr", "-subj", "/")
-        run("openssl", "x509", "-req", "-in", self.directory / f"{name}.csr", "-CA", self.directory / "ca.crt", "-CAkey",
-            self.directory / "ca.key", "-set_serial", name, "-days", "1", "-extfile", self.directory / f"{name}.ext",
-            "-out", self.directory / f"{name}.crt")
+        run("openssl", "x509", "-req", "-in", self.directory / f"{name}.csr", "-CA", self.directory / "ca.crt",
+            "-CAkey", self.directory / "ca.key", "-set_serial", name, "-days", "1", "-extfile",
+            self.directory / f"{name}.ext", "-out", self.directory / f"{name}.crt")
         return {"tls.crt": (self.directory / f"{name}.crt").read_bytes(),
                 "tls.key": (self.directory / f"{name}.key").read_bytes(),
                 "ca.crt": (self.directory / "ca.crt").read_bytes()}

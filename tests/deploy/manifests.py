@@ -124,8 +124,8 @@ def wrong_references(objects):
 
 
 # Of cert-manager.io/v1, as far as the manifests use it.
-CERTIFICATE_FIELDS = {"commonName", "dnsNames", "duration", "ipAddresses", "isCA", "issuerRef", "privateKey", "renewBefore",
-                      "secretName", "uris", "usages"}
+CERTIFICATE_FIELDS = {"commonName", "dnsNames", "duration", "ipAddresses", "isCA", "issuerRef", "privateKey",
+                      "renewBefore", "secretName", "uris", "usages"}
 ISSUER_FIELDS = {"ca", "selfSigned"}
 
 
@@ -380,7 +380,8 @@ def wrong_schemes(workload, objects):
 def wrong_memory(workload, objects):
     if workload["kind"] != "DaemonSet":
         return
-    file, = [config["data"]["rekindle.toml"] for config in named(objects, "ConfigMap") if "rekindle.toml" in config["data"]]
+    file, = [config["data"]["rekindle.toml"] for config in named(objects, "ConfigMap")
+             if "rekindle.toml" in config["data"]]
     config = tomllib.loads(file)["agent"]
     resources = pod_of(workload)["containers"][0]["resources"]
     if "memory" in resources.get("limits", {}):

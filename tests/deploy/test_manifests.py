@@ -224,8 +224,9 @@ MISTAKES_OF_COMPONENTS = {
         "certificates", lambda o: next(v for v in coordinator(o)["volumes"] if v["name"] == "tls")["secret"].update(
             defaultMode=0o444), "rekindle refuses /etc/rekindle/tls/tls.key"),
     "a certificate that would not follow its renewal": (
-        "certificates", lambda o: next(m for m in agent(o)["containers"][0]["volumeMounts"] if m["name"] == "tls").update(
-            subPath="x"), "would not follow a renewal"),
+        "certificates", lambda o: next(
+            m for m in agent(o)["containers"][0]["volumeMounts"] if m["name"] == "tls").update(subPath="x"),
+        "would not follow a renewal"),
     "neither a secret nor a certificate": (
         "certificates", lambda o: replace(agent(o)["containers"][0]["args"], "--tls-key=", "--tls-crl="),
         "a secret or a certificate"),

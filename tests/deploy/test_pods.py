@@ -217,8 +217,8 @@ def test_rights_and_the_audit_log_are_those_of_the_manifests(cluster):
     assert "every byte verified" in other.execute("rekindle", "pull", "small")
     assert "gets no new readers" in coordinator.execute("rekindle", "drain", "node-b")
     # The commands of the coordinator's Pods may not publish.
-    assert "publish" in coordinator.execute("rekindle", "auth", "check", "spiffe://rekindle.local/rekindle/client/kubernetes",
-                                            "publish", "small", code=7)
+    operator = "spiffe://rekindle.local/rekindle/client/kubernetes"
+    assert "publish" in coordinator.execute("rekindle", "auth", "check", operator, "publish", "small", code=7)
     audit = cluster.directory / "claims/rekindle-audit/rekindle-coordinator-0.jsonl"
     acts = [json.loads(line) for line in audit.read_text().splitlines()]
     assert ("drain", "node-b") in {(act["act"], act.get("object")) for act in acts}

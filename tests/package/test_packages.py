@@ -27,8 +27,8 @@ MOST_EXPOSED = {"rekindle-coordinator": 1.1, "rekindle-agent": 5.1}
 ACCEPTED = "bogus-mail-host,bogus-mail-host-in-debian-changelog,maintainer-script-calls-systemctl," \
            "pkg-config-unavailable-for-cross-compilation"
 # What would give a service a mount namespace of its own.
-OWN_MOUNTS = re.compile(r"^(Protect(?!Clock)|Private|ReadOnly|ReadWrite|Inaccessible|Bind|Temporary|Root|Mount|DynamicUser"
-                        r"|ExecPaths|NoExec|ProcSubset|LoadCredential)", re.MULTILINE)
+OWN_MOUNTS = re.compile(r"^(Protect(?!Clock)|Private|ReadOnly|ReadWrite|Inaccessible|Bind|Temporary|Root|Mount"
+                        r"|DynamicUser|ExecPaths|NoExec|ProcSubset|LoadCredential)", re.MULTILINE)
 
 
 def run(*command, **more):

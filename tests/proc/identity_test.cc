@@ -164,11 +164,6 @@ TEST(Identity, ThePageForOtherHostsIsForCertificatesWithTheRightToReadAll) {
                                  fleet.dir("other").string(), "--metrics", "0.0.0.0:0"});
   EXPECT_EQ(refused.exit.code, 7) << refused.err;
   EXPECT_THAT(refused.err, AllOf(HasSubstr("--metrics 0.0.0.0:0"), HasSubstr("--http-open")));
-  const std::string token = files.write("token", "a token of sixteen bytes");
-  const Finished in_plain = call({"agent", "--listen", "127.0.0.1:0", "--store",
-                                  fleet.dir("store").string(), "--http-token-file", token});
-  EXPECT_EQ(in_plain.exit.code, 2) << in_plain.err;
-  EXPECT_THAT(in_plain.err, AllOf(HasSubstr("for https only"), HasSubstr("--tls-cert")));
 }
 
 }  // namespace
