@@ -112,12 +112,7 @@ async::Task<void> reload_at_signal(asio::signal_set& signals, asio::thread_pool&
     if (read && credentials != nullptr) {
       if (auto taken = credentials->reload(read->credentials); !taken) read = fail(taken.error());
     }
-    if (AuditLog* const audit = access.audit()) {
-      if (const auto reopened = audit->reopen(); !reopened) {
-        log::error("audit.not_reopened", "why", reopened.error(), "effect", "the old file goes on");
-      }
-      audit->write({.act = "reload", .result = read ? "ok" : read.error().message()});
-    }
+    access.reloaded(read ? Result<void>() : fail(read.error()));
     if (!read) {
       log::error("config.refused", "why", read.error(), "effect", "the settings stay as they are");
       continue;
@@ -148,9 +143,9 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
   AccessControl access;
   access.set_rights(options.rights);
   if (!options.audit.empty()) {
-    TRY(auto audit, AuditLog::open(options.audit));
-    audit->write({.act = "coordinator_started"});
+    TRY(auto audit, rpc::AuditLog::open(options.audit));
     access.set_audit(std::move(audit));
+    access.note({.act = "coordinator_started"});
   }
   asio::io_context io(1);
   Scraped scraped(*tracing);
@@ -180,6 +175,8 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
                    io.stop();
                  });
   io.run();
+  // Its thread resumes calls of the context.
+  access.set_audit(nullptr);
   if (failed) std::rethrow_exception(failed);
   return outcome;
 }
