@@ -91,6 +91,12 @@ class Scraped {
   std::unique_ptr<rpc::HttpServer> server_;
 };
 
+// The thread of the audit log resumes calls of the context, so it ends before the context.
+struct AuditEnd {
+  AccessControl& access;
+  ~AuditEnd() { access.set_audit(nullptr); }
+};
+
 async::Task<Result<void>> lead_shown(const TermOptions& options, Stop& told, Scraped& scraped) {
   auto leading = lead(options, told);
   auto outcome = co_await std::move(leading);
@@ -148,6 +154,7 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
     access.note({.act = "coordinator_started"});
   }
   asio::io_context io(1);
+  const AuditEnd audit_end{access};
   Scraped scraped(*tracing);
   TRY_VOID(scraped.listen(io.get_executor(), options.metrics));
   CoordinatorOptions current = options;
@@ -175,8 +182,6 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
                    io.stop();
                  });
   io.run();
-  // Its thread resumes calls of the context.
-  access.set_audit(nullptr);
   if (failed) std::rethrow_exception(failed);
   return outcome;
 }
