@@ -94,6 +94,7 @@ AgentCore::AgentCore(boost::asio::any_io_executor executor, const CoreOptions& o
     : executor_(std::move(executor)),
       identity_(make_identity(options)),
       publishers_(options.publishers),
+      audit_(options.audit != nullptr ? *options.audit : unheard_),
       numa_(std::move(numa)),
       rdma_(std::move(rdma)),
       digest_pool_(make_digest_pool()),
@@ -259,13 +260,33 @@ FleetDuties::Hooks AgentCore::duties_hooks() {
   };
   hooks.readers = [this](const ModelVersion& id) { return readers_.count(id); };
   hooks.retire = [this](ModelVersion id) -> Task<Result<void>> {
-    const auto freed = co_await retirement_.retire(std::move(id));
-    if (!freed) co_return fail(freed.error());
-    co_return Result<void>();
+    const auto freed = co_await retirement_.retire(id);
+    const Result<void> done = freed ? Result<void>() : fail(freed.error());
+    // The coordinator orders it until it hears that the version is gone.
+    if (done || done.error().code() != ErrorCode::kNotFound) {
+      note_order("ordered_retire", id.to_string(), done);
+    }
+    co_return done;
   };
-  hooks.fetch = [this](ModelVersion id) { return pulls_.fetch_replica(std::move(id)); };
+  hooks.fetch = [this](ModelVersion id) -> Task<Result<void>> {
+    auto fetching = pulls_.fetch_replica(id);
+    const Result<void> done = co_await std::move(fetching);
+    note_order("ordered_fetch", id.to_string(), done);
+    co_return done;
+  };
+  hooks.drained = [this](bool drained) {
+    note_order(drained ? "ordered_drain" : "ordered_undrain", identity_.node_id, {});
+  };
   hooks.announce_soon = [this] { link_.announce_soon(); };
   return hooks;
+}
+
+void AgentCore::note_order(const char* act, const std::string& object,
+                           const Result<void>& outcome) {
+  const auto coordinator = link_.client();
+  // It may have gone meanwhile.
+  audit_.note(rpc::audit_entry(coordinator != nullptr ? coordinator->peer() : rpc::Peer(), act,
+                               object, outcome));
 }
 
 void AgentCore::serve_through(PeerSessions& sessions) {

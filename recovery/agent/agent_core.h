@@ -24,6 +24,7 @@
 #include "recovery/pull/pull_environment.h"
 #include "recovery/pull/pull_metrics.h"
 #include "recovery/pull/pull_plans.h"
+#include "recovery/rpc/audited_calls.h"
 #include "src/base/worker_pool.h"
 #include "src/store/segment_store.h"
 #include "transport/engine.h"
@@ -56,6 +57,9 @@ struct CoreOptions {
   PublisherKeys publishers;
   // Outlives the agent. nullptr: nobody asks for metrics.
   metrics::Metrics* metrics = nullptr;
+  // Outlives the agent. nullptr: nobody writes down what the coordinator orders, and what workers
+  // do.
+  rpc::AuditedCalls* audit = nullptr;
   // Outlives the agent. nullptr: no drill may cut links.
   transport::LinkCuts* links = nullptr;
   // Outlives the agent and its executor. nullptr: operations leave no spans.
@@ -89,6 +93,7 @@ class AgentCore {
   FleetDuties& duties() { return duties_; }
   VersionReaders& readers() { return readers_; }
   CoordinatorLink& link() { return link_; }
+  rpc::AuditedCalls& audit() { return audit_; }
   ServedVersions& served() { return served_; }
   GrantClock& grant_clock() { return grant_clock_; }
   const pull::PullEnvironment& environment() const { return environment_; }
@@ -111,11 +116,15 @@ class AgentCore {
   CoordinatorLink::Callbacks link_callbacks();
   std::vector<proto::Holding> holdings() const;
   FleetDuties::Hooks duties_hooks();
+  // What the coordinator ordered has been done, or not.
+  void note_order(const char* act, const std::string& object, const Result<void>& outcome);
 
   const boost::asio::any_io_executor executor_;
   GrantClock grant_clock_;
   const rpc::Identity identity_;
   const PublisherKeys publishers_;
+  rpc::AuditedCalls unheard_;
+  rpc::AuditedCalls& audit_;
   std::string control_endpoint_;
   const NumaChoice numa_;
   std::unique_ptr<Rdma> rdma_;

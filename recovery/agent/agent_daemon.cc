@@ -127,6 +127,7 @@ class Daemon {
   std::shared_ptr<const metrics::Metrics::Read> readings_;
   transport::LinkCuts links_;
   std::shared_ptr<rpc::Credentials> credentials_;
+  rpc::AuditedCalls audit_;
   std::unique_ptr<AgentCore> core_;
   std::unique_ptr<transport::tcp::TcpServer> tcp_;
   std::unique_ptr<transport::shm::ShmServer> shm_;
@@ -173,6 +174,11 @@ Result<void> Daemon::start() {
                                  options_.credentials.insecure));
   }
   TRY(const auto listen, rpc::HostPort::parse(options_.listen));
+  if (!options_.audit.empty()) {
+    TRY(auto audit, rpc::AuditLog::open(options_.audit));
+    audit_.set_audit(std::move(audit));
+    audit_.note({.act = "agent_started"});
+  }
   CoreOptions core_options;
   core_options.node_id = node_id();
   core_options.store_directory = options_.store_directory;
@@ -183,6 +189,7 @@ Result<void> Daemon::start() {
   core_options.coordinator = options_.coordinator;
   core_options.credentials = credentials_;
   core_options.publishers = options_.publishers;
+  core_options.audit = &audit_;
   core_options.rdma = options_.rdma;
   core_options.rdma.trusted_only = options_.encrypt || options_.require_encryption;
   core_options.tcp_congestion = options_.tcp_congestion;
@@ -287,6 +294,7 @@ Result<void> Daemon::listen_control() {
   }
   for (rpc::RpcServer* server : {server_.get(), local_server_.get()}) {
     server->trace_calls(tracing_.tracer);
+    server->guard_calls(audit_);
     rpc::handle<proto::FIND_TRACE>(*server,
                                    [this](rpc::Peer, proto::TraceRequest request,
                                           rpc::Events) -> Task<Result<proto::TraceResponse>> {
@@ -503,6 +511,7 @@ Task<void> Daemon::reload_at_signal() {
     if (read && credentials_ != nullptr) {
       if (auto taken = credentials_->reload(read->credentials); !taken) read = fail(taken.error());
     }
+    audit_.reloaded(read ? Result<void>() : fail(read.error()));
     if (!read) {
       log::error("config.refused", "why", read.error(), "effect", "the settings stay as they are");
       continue;

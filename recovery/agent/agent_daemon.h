@@ -88,6 +88,9 @@ struct AgentOptions {
   };
   // Commands may let this process or its workers fail on purpose.
   bool allow_drills = false;
+  // A file or syslog, as for rpc::AuditLog, in which each privileged act leaves a line. "":
+  // nowhere.
+  std::string audit;
   // Called once when everything listens.
   std::function<void(const Listening&)> on_ready;
   // Reads the options again. Called at SIGHUP, on another thread. The agent takes the values that

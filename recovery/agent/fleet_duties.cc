@@ -78,6 +78,7 @@ void FleetDuties::obey(const proto::HeartbeatResponse& response) {
   FleetOrders::Actions actions = orders_.take(orders_from(response), has_whole);
   if (orders_.is_drained() != was_drained) {
     log::info(orders_.is_drained() ? "agent.drained" : "agent.undrained");
+    if (hooks_.drained) hooks_.drained(orders_.is_drained());
     if (drained_) drained_(orders_.is_drained());
   }
   served_.set_draining(std::move(actions.draining));

@@ -31,6 +31,8 @@ class FleetDuties {
     // Pulls all of the version into the store.
     std::function<async::Task<Result<void>>(ModelVersion)> fetch;
     std::function<void()> announce_soon;
+    // An operator has drained this host, or has undone it. May be empty.
+    std::function<void(bool drained)> drained = {};
   };
 
   FleetDuties(boost::asio::any_io_executor executor, ServedVersions& served, Hooks hooks)

@@ -20,6 +20,9 @@ using async::Task;
 
 namespace {
 
+// In the audit log.
+constexpr const char* kWorker = "worker";
+
 constexpr std::chrono::milliseconds kConnectWait{1000};
 constexpr std::chrono::milliseconds kCallDeadline{3000};
 constexpr std::chrono::milliseconds kLongestStatusWait{5000};
@@ -300,8 +303,16 @@ std::optional<Digest> WorkerHost::root_here(const ModelVersion& id) const {
 
 Task<Result<std::shared_ptr<const store::StoredVersion>>> WorkerHost::pull(
     pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) {
-  CO_TRY(auto outcome,
-         co_await core_.pulls().pull(std::move(request), std::move(progress), std::move(watch)));
+  const std::string wanted = request.ref.to_string();
+  auto pulling = core_.pulls().pull(std::move(request), std::move(progress), std::move(watch));
+  auto pulled = co_await std::move(pulling);
+  if (!pulled && pulled.error().code() == ErrorCode::kDenied) {
+    core_.audit().note_some({.act = "worker_pull",
+                             .result = pulled.error().message(),
+                             .object = wanted,
+                             .role = kWorker});
+  }
+  CO_TRY(auto outcome, std::move(pulled));
   log::info("worker.pulled", "version", outcome.summary.id.to_string(), "bytes",
             outcome.summary.bytes, "fetched_bytes", outcome.summary.fetched_bytes);
   co_return std::move(outcome.stored);
@@ -311,6 +322,16 @@ Task<Result<Digest>> WorkerHost::publish(ModelVersion id, store::FilledSegments 
   CO_TRY(const auto summary,
          co_await core_.publisher().publish_filled(std::move(id), std::move(filled)));
   co_return summary.root;
+}
+
+void WorkerHost::publication_ended(const worker::Publisher& by, const ModelVersion& id,
+                                   const Result<void>& outcome) {
+  core_.audit().note({.act = "worker_publish",
+                      .result = outcome ? "ok" : outcome.error().message(),
+                      .object = id.to_string(),
+                      .principals = {fmt::format("uid:{}", by.uid)},
+                      .role = kWorker,
+                      .address = fmt::format("pid:{}", by.pid)});
 }
 
 Task<Result<worker::InstanceVerdict>> WorkerHost::report(worker::RankReport from) {

@@ -27,6 +27,8 @@ class WorkerHost final : public worker::Host, private Holder {
   async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) override;
   async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) override;
+  void publication_ended(const worker::Publisher& by, const ModelVersion& id,
+                         const Result<void>& outcome) override;
   std::optional<Digest> root_here(const ModelVersion& id) const override;
   joint::JointPublications* joint() override { return &core_.joint(); }
   worker::CopyVerifier& verifier() override { return core_.health().verifier(); }

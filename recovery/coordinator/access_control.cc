@@ -1,12 +1,10 @@
 #include "recovery/coordinator/access_control.h"
 
 #include <algorithm>
-#include <cctype>
 #include <map>
 #include <vector>
 
 #include "recovery/rpc/handshake.h"
-#include "src/base/clock.h"
 
 namespace rekindle::coordinator {
 
@@ -17,28 +15,6 @@ constexpr int kMostPrincipals = 32;
 template <typename Messages, typename Unreadable>
 void drop_if(Messages& messages, const Unreadable& unreadable) {
   messages.erase(std::remove_if(messages.begin(), messages.end(), unreadable), messages.end());
-}
-
-// "begin_update" for COORDINATOR_BEGIN_UPDATE.
-std::string act_of(proto::Method method) {
-  std::string name = proto::Method_Name(method);
-  constexpr std::string_view kPrefix = "COORDINATOR_";
-  if (name.starts_with(kPrefix)) name.erase(0, kPrefix.size());
-  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return name;
-}
-
-AuditEntry entry_of(const rpc::Peer& peer, proto::Method method, const std::string& object,
-                    const Result<void>& outcome) {
-  AuditEntry entry;
-  entry.act = act_of(method);
-  if (!outcome) entry.result = outcome.error().message();
-  entry.object = object;
-  entry.principals = rpc::principals_of(peer);
-  entry.role = rpc::role_name(peer.role);
-  entry.node = peer.node_id;
-  entry.address = peer.address;
-  return entry;
 }
 
 }  // namespace
@@ -141,27 +117,7 @@ Result<void> AccessControl::admit(const rpc::Peer& peer, const rpc::MethodRule& 
       if (!allowed) return fail(std::move(allowed).error());
     }
   }
-  // The fleet must not come apart because a disk is full.
-  if (audit_ == nullptr || !rule.audited || rule.verb == rpc::Verb::kMember) return {};
-  return audit_->check();
-}
-
-void AccessControl::denied(const rpc::Peer& peer, proto::Method method, const Error& why) {
-  if (audit_ != nullptr)
-    audit_->write_some(entry_of(peer, method, "", fail(Error(why))), steady_now());
-}
-
-void AccessControl::ended(const rpc::Peer& peer, proto::Method method,
-                          const rpc::CallObject& object, const Result<void>& outcome) {
-  if (audit_ != nullptr) audit_->write(entry_of(peer, method, object.text, outcome));
-}
-
-void AccessControl::refused(const std::string& address, const Error& why) {
-  AuditEntry entry;
-  entry.act = "connect";
-  entry.result = why.message();
-  entry.address = address;
-  if (audit_ != nullptr) audit_->write_some(std::move(entry), steady_now());
+  return AuditedCalls::admit(peer, rule, object);
 }
 
 }  // namespace rekindle::coordinator

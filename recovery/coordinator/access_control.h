@@ -7,27 +7,22 @@
 
 #include "proto/coordinator.pb.h"
 #include "proto/rights.pb.h"
-#include "recovery/coordinator/audit_log.h"
+#include "recovery/rpc/audited_calls.h"
 #include "recovery/rpc/method_rules.h"
 #include "recovery/rpc/rights.h"
 #include "recovery/rpc/rpc.h"
 
 namespace rekindle::coordinator {
 
-// Who may do what at this coordinator, by its rights file, and writes the audit log. One for all
-// terms of a process. On the executor's one thread.
-class AccessControl final : public rpc::CallGuard {
+// Who may do what at this coordinator, by its rights file. One for all terms of a process. On the
+// executor's one thread.
+class AccessControl final : public rpc::AuditedCalls {
  public:
   // nullptr: there is no file, and everybody who may connect has all rights. Calls that have begun
   // go on.
   void set_rights(std::shared_ptr<const rpc::Rights> rights) { rights_ = std::move(rights); }
 
   bool has_rights() const { return rights_ != nullptr; }
-
-  // nullptr: nobody writes down what happens. Otherwise calls that change the fleet are refused
-  // while the log cannot be written; only members may register.
-  void set_audit(std::unique_ptr<AuditLog> audit) { audit_ = std::move(audit); }
-  AuditLog* audit() const { return audit_.get(); }
 
   // Returns the rule that gives the right.
   Result<std::string> allow(std::span<const std::string> principals, rpc::Verb verb,
@@ -50,14 +45,9 @@ class AccessControl final : public rpc::CallGuard {
 
   Result<void> admit(const rpc::Peer& peer, const rpc::MethodRule& rule,
                      const rpc::CallObject& object) override;
-  void denied(const rpc::Peer& peer, proto::Method method, const Error& why) override;
-  void ended(const rpc::Peer& peer, proto::Method method, const rpc::CallObject& object,
-             const Result<void>& outcome) override;
-  void refused(const std::string& address, const Error& why) override;
 
  private:
   std::shared_ptr<const rpc::Rights> rights_;
-  std::unique_ptr<AuditLog> audit_;
 };
 
 }  // namespace rekindle::coordinator

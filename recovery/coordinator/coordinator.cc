@@ -93,6 +93,12 @@ class Scraped {
   std::unique_ptr<rpc::HttpServer> server_;
 };
 
+// The thread of the audit log resumes calls of the context, so it ends before the context.
+struct AuditEnd {
+  AccessControl& access;
+  ~AuditEnd() { access.set_audit(nullptr); }
+};
+
 async::Task<Result<void>> lead_shown(const TermOptions& options, Stop& told, Scraped& scraped) {
   auto leading = lead(options, told);
   auto outcome = co_await std::move(leading);
@@ -114,12 +120,7 @@ async::Task<void> reload_at_signal(asio::signal_set& signals, asio::thread_pool&
     if (read && credentials != nullptr) {
       if (auto taken = credentials->reload(read->credentials); !taken) read = fail(taken.error());
     }
-    if (AuditLog* const audit = access.audit()) {
-      if (const auto reopened = audit->reopen(); !reopened) {
-        log::error("audit.not_reopened", "why", reopened.error(), "effect", "the old file goes on");
-      }
-      audit->write({.act = "reload", .result = read ? "ok" : read.error().message()});
-    }
+    access.reloaded(read ? Result<void>() : fail(read.error()));
     if (!read) {
       log::error("config.refused", "why", read.error(), "effect", "the settings stay as they are");
       continue;
@@ -150,11 +151,12 @@ Result<void> run_coordinator(const CoordinatorOptions& options) {
   AccessControl access;
   access.set_rights(options.rights);
   if (!options.audit.empty()) {
-    TRY(auto audit, AuditLog::open(options.audit));
-    audit->write({.act = "coordinator_started"});
+    TRY(auto audit, rpc::AuditLog::open(options.audit));
     access.set_audit(std::move(audit));
+    access.note({.act = "coordinator_started"});
   }
   asio::io_context io(1);
+  const AuditEnd audit_end{access};
   Scraped scraped(*tracing);
   TRY(auto tokens, rpc::HttpTokens::open(options.http_token_file));
   const rpc::HttpProtection protection{credentials, std::move(tokens),

@@ -27,6 +27,19 @@ void fill_host(NodeInfo& info, const rpc::Peer& peer) {
   info.control_endpoint = parsed->to_string();
 }
 
+// Which process or address has the node id of `info` before its lease has ended. "": none, or the
+// same.
+std::string holder_of(const Membership& members, const NodeInfo& info) {
+  const auto found = members.all().find(info.node_id);
+  if (found == members.all().end() || found->second.is_dead()) return "";
+  const NodeInfo& holder = found->second.info;
+  const bool same_process = holder.incarnation == info.incarnation;
+  if (same_process && holder.control_endpoint == info.control_endpoint) return "";
+  return fmt::format("{} at {} of {}, before its lease had ended",
+                     same_process ? "the same process" : "another process", holder.control_endpoint,
+                     holder.party.empty() ? std::string("nobody who proved it") : holder.party);
+}
+
 }  // namespace
 
 CoordinatorService::CoordinatorService(Core& core, FleetWatch& watch, Committer& committer,
@@ -104,7 +117,9 @@ async::Task<Result<proto::RegisterResponse>> CoordinatorService::enroll(
   CO_TRY_VOID(rpc::HostPort::parse(info.control_endpoint));
   set_party(info, peer);
   fill_host(info, peer);
+  std::string replaces;
   const auto ask = [&] {
+    replaces = holder_of(core_.fleet().members, info);
     return core_.enroll(info, request.failure_domain(), request.highest_epoch(), peer.address,
                         steady_now());
   };
@@ -121,6 +136,15 @@ async::Task<Result<proto::RegisterResponse>> CoordinatorService::enroll(
   }
   log::info("node.registered", "node", info.node_id, "address", info.control_endpoint, "epoch",
             registered.answer->epoch);
+  if (!replaces.empty()) {
+    log::warn("node.replaced", "node", info.node_id, "by", info.control_endpoint, "replaces",
+              replaces);
+    if (options_.access != nullptr) {
+      auto entry = rpc::audit_entry(peer, "replace_node", info.node_id, {});
+      entry.result = "replaces " + replaces;
+      options_.access->note(entry);
+    }
+  }
   proto::RegisterResponse response;
   response.set_epoch(registered.answer->epoch);
   response.set_heartbeat_interval_ms(

@@ -59,7 +59,7 @@ class CoordinatorService {
     std::function<Result<void>()> may_answer;
     trace::Tracer* tracer = nullptr;
     // nullptr: everybody may read everything.
-    const AccessControl* access = nullptr;
+    AccessControl* access = nullptr;
   };
   // How many spans of pulls that no coordinator opened are kept, so that many of these do not push
   // out the spans of all other operations.

@@ -6,8 +6,10 @@
 
 #include <fmt/ranges.h>
 
+#include "proto/agent.pb.h"
 #include "proto/coordinator.pb.h"
 #include "proto/drill.pb.h"
+#include "proto/local.pb.h"
 #include "proto/rights.pb.h"
 #include "recovery/rpc/handshake.h"
 #include "src/base/text.h"
@@ -66,13 +68,13 @@ constexpr std::array kRules = {
     MethodRule{proto::AGENT_STATUS, kAny},
     MethodRule{proto::AGENT_JOINT, kAgent},
     // On the unix socket of an agent, to the same user.
-    MethodRule{proto::LOCAL_PUBLISH, kCaller},
+    MethodRule{proto::LOCAL_PUBLISH, kCaller, Verb::kNone, kAudited},
     MethodRule{proto::LOCAL_PULL, kCaller},
-    MethodRule{proto::LOCAL_RETIRE, kCaller},
+    MethodRule{proto::LOCAL_RETIRE, kCaller, Verb::kNone, kAudited},
     MethodRule{proto::LOCAL_PLAN, kCaller},
     MethodRule{proto::LOCAL_VERIFY, kCaller},
-    MethodRule{proto::LOCAL_RELEASE, kCaller},
-    MethodRule{proto::LOCAL_SWITCH, kCaller},
+    MethodRule{proto::LOCAL_RELEASE, kCaller, Verb::kNone, kAudited},
+    MethodRule{proto::LOCAL_SWITCH, kCaller, Verb::kNone, kAudited},
     // Agents ask each other for the memory of a benchmark.
     MethodRule{proto::DRILL, kCaller, Verb::kAdmin, kAudited},
     // Spans name models and nodes.
@@ -96,6 +98,27 @@ template <typename Request>
 Result<CallObject> modelled(const std::string& body) {
   TRY(const Request request, parse_body<Request>(body));
   return CallObject{request.model(), request.model()};
+}
+
+// "model@7"; "model" for its newest version, or for all versions.
+std::string object_text(const std::string& model, std::uint64_t version) {
+  return version == 0 ? model : fmt::format("{}@{}", model, version);
+}
+
+Result<CallObject> opened_directly(const std::string& body) {
+  TRY(const auto request, parse_body<proto::OpenDirectRequest>(body));
+  return CallObject{request.model(), object_text(request.model(), request.version())};
+}
+
+Result<CallObject> released(const std::string& body) {
+  TRY(const auto request, parse_body<proto::LocalReleaseRequest>(body));
+  return CallObject{"", object_text(request.model(), request.version())};
+}
+
+Result<CallObject> switched(const std::string& body) {
+  TRY(const auto request, parse_body<proto::LocalSwitchRequest>(body));
+  return CallObject{"", fmt::format("{} to {}", request.instance(),
+                                    object_text(request.model(), request.version()))};
 }
 
 Result<CallObject> drilled(const std::string& body) {
@@ -161,6 +184,16 @@ Result<CallObject> object_of(proto::Method method, const std::string& body) {
       TRY(const auto request, parse_body<proto::RegisterRequest>(body));
       return CallObject{"", request.node().node_id()};
     }
+    case proto::AGENT_OPEN_DIRECT:
+      return opened_directly(body);
+    case proto::LOCAL_PUBLISH:
+      return versioned<proto::LocalPublishRequest>(body);
+    case proto::LOCAL_RETIRE:
+      return versioned<proto::LocalRetireRequest>(body);
+    case proto::LOCAL_RELEASE:
+      return released(body);
+    case proto::LOCAL_SWITCH:
+      return switched(body);
     case proto::DRILL:
       return drilled(body);
     default:

@@ -41,7 +41,8 @@ struct MethodRule {
   std::uint32_t roles;
   // Needed at a coordinator with a rights file.
   Verb verb = Verb::kNone;
-  // The call changes the fleet, so the audit log has a line for it.
+  // The call changes the fleet or this host, so the audit log has a line for it. Calls that are
+  // denied have one, too.
   bool audited = false;
 
   bool allows(proto::Role role) const { return ((roles >> static_cast<unsigned>(role)) & 1u) != 0; }
@@ -74,7 +75,7 @@ std::optional<CertifiedRole> certified_role(std::span<const std::string> princip
 // certificate names. Anybody may call as a puller or a client.
 Result<void> check_role(const Peer& peer, const MethodRule& rule);
 
-// Decides which calls a server lets through, and hears how those that change the fleet have ended.
+// Decides which calls a server lets through, and hears how those that change something have ended.
 // On the server's thread.
 class CallGuard {
  public:
@@ -82,11 +83,15 @@ class CallGuard {
   // Before the handler runs. The error is the answer.
   virtual Result<void> admit(const Peer& peer, const MethodRule& rule,
                              const CallObject& object) = 0;
-  // The call did not run.
-  virtual void denied(const Peer& peer, proto::Method method, const Error& why) = 0;
+  // The call did not run, or its handler has denied it.
+  virtual void denied(const Peer& peer, proto::Method method, const CallObject& object,
+                      const Error& why) = 0;
   // An audited call has ended.
   virtual void ended(const Peer& peer, proto::Method method, const CallObject& object,
                      const Result<void>& outcome) = 0;
+  // Returns when what it wrote down outlives this host. Audited calls are answered after it, unless
+  // only members make them. The error is the answer.
+  virtual async::Task<Result<void>> settle() = 0;
   // A connection was refused before its first call.
   virtual void refused(const std::string& address, const Error& why) = 0;
 };

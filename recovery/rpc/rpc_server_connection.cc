@@ -349,16 +349,28 @@ Result<CallObject> ServerConnection::admit(const proto::Request& request) const 
     return object;
   };
   auto object = judge();
-  if (!object && shared_->guard != nullptr) shared_->guard->denied(peer_, method, object.error());
+  if (!object && shared_->guard != nullptr) {
+    shared_->guard->denied(peer_, method, {}, object.error());
+  }
   return object;
 }
 
 void ServerConnection::tell_guard(proto::Method method, const CallObject& object,
                                   const Result<std::string>& result) const {
   const MethodRule* const rule = rule_of(method);
-  if (shared_->guard == nullptr || rule == nullptr || !rule->audited) return;
-  shared_->guard->ended(peer_, method, object,
-                        result ? Result<void>() : fail(Error(result.error())));
+  if (shared_->guard == nullptr || rule == nullptr) return;
+  if (rule->audited) {
+    shared_->guard->ended(peer_, method, object,
+                          result ? Result<void>() : fail(Error(result.error())));
+  } else if (!result && result.error().code() == ErrorCode::kDenied) {
+    shared_->guard->denied(peer_, method, object, result.error());
+  }
+}
+
+bool ServerConnection::settles(proto::Method method) const {
+  const MethodRule* const rule = rule_of(method);
+  return shared_->guard != nullptr && rule != nullptr && rule->audited &&
+         rule->verb != Verb::kMember;
 }
 
 Result<void> ServerConnection::check_budget(const proto::Request& request) {
@@ -423,8 +435,6 @@ async::Task<void> ServerConnection::run_call(std::shared_ptr<ServerConnection> s
   auto [exception, result] = co_await asio::co_spawn(
       self->connection_->executor(), invoke(self, call, method, std::move(body)),
       asio::bind_cancellation_slot(call->signal.slot(), asio::as_tuple(asio::use_awaitable)));
-  call->timer.cancel();
-  self->calls_.erase(call->id);
   if (exception) {
     std::string why = "unknown exception";
     try {
@@ -437,7 +447,15 @@ async::Task<void> ServerConnection::run_call(std::shared_ptr<ServerConnection> s
     result = handler_failed(call->what, why, /*quiet=*/call->cancelled);
   }
   self->count(call->method, !result, call->began);
-  self->tell_guard(static_cast<proto::Method>(call->method), call->object, result);
+  const auto method_id = static_cast<proto::Method>(call->method);
+  self->tell_guard(method_id, call->object, result);
+  if (result && self->settles(method_id)) {
+    auto settling = self->shared_->guard->settle();
+    const Result<void> settled = co_await std::move(settling);
+    if (!settled) result = fail(settled.error());
+  }
+  call->timer.cancel();
+  self->calls_.erase(call->id);
   call->span.end(result);
   self->respond_once(*call, std::move(result));
 }

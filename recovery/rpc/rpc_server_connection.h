@@ -83,6 +83,8 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   Result<CallObject> admit(const proto::Request& request) const;
   void tell_guard(proto::Method method, const CallObject& object,
                   const Result<std::string>& result) const;
+  // Whether the answer waits until the guard's line about the call is safe.
+  bool settles(proto::Method method) const;
   Result<void> on_large_frame(std::string_view head, std::uint32_t frame_bytes);
   void on_request(proto::Request request, LargeFrames::Share share);
   Result<void> check_budget(const proto::Request& request);

@@ -25,6 +25,13 @@
 // service.
 namespace rekindle::worker {
 
+// A process that publishes through the socket of the workers.
+struct Publisher {
+  std::uint32_t uid = 0;
+  // 0: unknown.
+  std::uint32_t pid = 0;
+};
+
 // The versions that this host has, and can get.
 class CopyHost {
  public:
@@ -43,6 +50,9 @@ class CopyHost {
   virtual async::Task<Result<std::shared_ptr<const store::StoredVersion>>> pull(
       pull::PullRequest request, pull::OnProgress progress, pull::PullWatch watch) = 0;
   virtual async::Task<Result<Digest>> publish(ModelVersion id, store::FilledSegments filled) = 0;
+  // A publication, alone or with others, has ended.
+  virtual void publication_ended(const Publisher& /*by*/, const ModelVersion& /*id*/,
+                                 const Result<void>& /*outcome*/) {}
   // The root of a version of which a complete copy is here. nullopt: there is none.
   virtual std::optional<Digest> root_here(const ModelVersion& /*id*/) const { return std::nullopt; }
   // nullptr: this host takes no part in joint publications.

@@ -363,6 +363,8 @@ async::Task<void> PublicationDesk::run_commit(std::shared_ptr<Client> client,
   auto over = discard(std::move(entry.publication));
   co_await std::move(over);
   close_one(client->id());
+  host_.publication_ended({client->uid(), client->pid()}, id,
+                          root ? Result<void>() : fail(root.error()));
   if (!root) co_return client->send(error_frame(frame.call(), frame.session(), root.error()));
   proto::AgentFrame answer;
   answer.set_call(frame.call());

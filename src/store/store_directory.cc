@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 #include <vector>
 
 #include <fcntl.h>
@@ -57,23 +58,38 @@ Result<void> check_owner(int fd, const fs::path& directory) {
   return {};
 }
 
-// Who may write to a directory above the store may put another one in its place. A sticky
-// directory, such as /tmp, keeps them from it. Volumes of Kubernetes are open like that, so this
-// only warns.
-void warn_of_open_parents(const fs::path& directory) {
+// In a user namespace, files of users outside it seem to be this user's.
+uid_t unknown_user() {
+  constexpr uid_t kUsual = 65534;
+  uid_t uid = kUsual;
+  std::ifstream("/proc/sys/kernel/overflowuid") >> uid;
+  return uid;
+}
+
+// The owner of a directory above the store may put another one in its place, whatever its mode.
+// Other users may do so if they may write to it. A sticky directory, such as /tmp, keeps them from
+// it. Volumes of Kubernetes are open like that, so an open directory only gives a warning.
+Result<void> check_parents(const fs::path& directory) {
   std::error_code error;
   const fs::path real = fs::canonical(directory, error);
-  if (error) return;
+  if (error) return {};
   for (fs::path above = real.parent_path();; above = above.parent_path()) {
     struct stat status {};
-    if (::stat(above.c_str(), &status) != 0) return;
+    if (::stat(above.c_str(), &status) != 0) return {};
+    const bool is_foreign = status.st_uid != 0 && status.st_uid != ::geteuid();
+    if (is_foreign && status.st_uid != unknown_user()) {
+      return fail(ErrorCode::kDenied,
+                  "store {}: the directory {} above it belongs to user {}, who may replace the "
+                  "store: choose a directory below those of root or of user {} with --store",
+                  directory.string(), above.string(), status.st_uid, ::geteuid());
+    }
     const bool open = (status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0;
     if (open) {
       log::warn("store.open_parent", "store", directory.string(), "parent", above.string(), "mode",
                 fmt::format("{:o}", status.st_mode & 07777u), "hint",
                 "every user may replace the store: chmod o-w or +t the parent");
     }
-    if (above == above.root_path()) return;
+    if (above == above.root_path()) return {};
   }
 }
 
@@ -133,7 +149,7 @@ Result<UniqueFd> open_store_directory(const fs::path& directory) {
   const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) return fail_errno(errno, fmt::format("open store {}", directory.string()));
   TRY_VOID(check_owner(fd.get(), directory));
-  warn_of_open_parents(directory);
+  TRY_VOID(check_parents(directory));
   TRY_VOID(check_marker(directory));
   TRY(UniqueFd locked, lock(directory));
   TRY_VOID(make_directory(directory / kModelsName));

@@ -1,8 +1,10 @@
-#include "recovery/coordinator/audit_log.h"
+#include "recovery/rpc/audit_log.h"
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <sstream>
 
 #include <sys/resource.h>
@@ -10,9 +12,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/base/failpoint.h"
 #include "tests/support/process.h"
+#include "tests/support/syslog_double.h"
 
-namespace rekindle::coordinator {
+namespace rekindle::rpc {
 namespace {
 
 using namespace std::chrono_literals;
@@ -149,6 +153,117 @@ TEST_F(Audit, WhileItCannotBeWrittenItSaysSoAndCountsWhatIsLost) {
   EXPECT_EQ(chain->lost, 1u);
 }
 
+// The outcome of the log for its lines so far.
+Result<void> settled(AuditLog& log) {
+  const auto told = std::make_shared<std::promise<Result<void>>>();
+  auto outcome = told->get_future();
+  log.when_on_disk([told](Result<void> done) { told->set_value(std::move(done)); });
+  return outcome.get();
+}
+
+TEST_F(Audit, NobodyIsToldThatALineIsOnTheDiskBeforeItIs) {
+  const auto log = open();
+  ASSERT_TRUE(settled(*log));
+  ASSERT_TRUE(arm_failpoints("audit.sync=hold"));
+  log->write({.act = "retire", .object = "m@1"});
+  std::atomic<bool> told = false;
+  log->when_on_disk([&told](Result<void>) { told = true; });
+  // The line is in the file, where it outlives this process but not its host.
+  EXPECT_EQ(lines().size(), 1u);
+  log->write({.act = "retire", .object = "m@2"});
+  EXPECT_FALSE(told);
+  ASSERT_TRUE(arm_failpoints(""));
+  EXPECT_TRUE(settled(*log));
+  EXPECT_TRUE(told);
+}
+
+TEST_F(Audit, AfterADiskErrorTheNextActIsRefusedAndTheOneAfterTheErrorIsNot) {
+  const auto log = open();
+  ASSERT_TRUE(arm_failpoints("audit.sync=error:EIO"));
+  log->write({.act = "retire", .object = "m@1"});
+  const auto lost = settled(*log);
+  ASSERT_FALSE(lost);
+  EXPECT_THAT(lost.error().message(),
+              AllOf(HasSubstr(file_.string()), HasSubstr("may be lost"), Not(HasSubstr("\n"))));
+  const auto refused = log->check();
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kExhausted);
+  ASSERT_TRUE(arm_failpoints(""));
+  EXPECT_FALSE(log->check()) << "nobody has tried again";
+  EXPECT_TRUE(settled(*log));
+  EXPECT_TRUE(log->check());
+  EXPECT_EQ(problem(), "");
+}
+
+TEST_F(Audit, LinesGoToSyslogWithTheirChain) {
+  const auto socket = temp_ / "log";
+  rekindle::testing::SyslogDouble syslog(socket);
+  auto log = AuditLog::open("syslog:" + socket.string());
+  ASSERT_TRUE(log) << log.error().message();
+  (*log)->write({.act = "retire", .object = "m@1", .principals = {"uid:0"}});
+  (*log)->write({.act = "drain", .object = "gpu-7"});
+  EXPECT_TRUE(settled(**log));
+  const std::string first = syslog.next();
+  // Facility authpriv, severity notice.
+  EXPECT_THAT(first, ::testing::StartsWith("<85>"));
+  EXPECT_THAT(first, HasSubstr(fmt::format(" rekindle[{}]: {{", ::getpid())));
+  put({first.substr(first.find('{')), syslog.next_line()});
+  const auto chain = verify_audit({file_});
+  ASSERT_TRUE(chain) << chain.error().message();
+  EXPECT_EQ(chain->lines, 2u);
+}
+
+TEST_F(Audit, WithoutSyslogActsAreRefusedUntilItIsBack) {
+  const auto socket = temp_ / "log";
+  EXPECT_FALSE(AuditLog::open("syslog:" + socket.string())) << "nobody would get the lines";
+  auto syslog = std::make_unique<rekindle::testing::SyslogDouble>(socket);
+  auto log = AuditLog::open("syslog:" + socket.string());
+  ASSERT_TRUE(log) << log.error().message();
+  syslog.reset();
+  std::filesystem::remove(socket);
+  (*log)->write({.act = "retire", .object = "m@1"});
+  EXPECT_FALSE(settled(**log));
+  const auto refused = (*log)->check();
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr(socket.string()));
+  ASSERT_FALSE(settled(**log));
+  syslog = std::make_unique<rekindle::testing::SyslogDouble>(socket);
+  EXPECT_FALSE((*log)->check()) << "nobody has tried again";
+  EXPECT_TRUE(settled(**log));
+  EXPECT_TRUE((*log)->check());
+  EXPECT_THAT(syslog->next_line(), HasSubstr("audit_resumed"));
+}
+
+TEST_F(Audit, ACutLogAndItsEndShow) {
+  write_three();
+  const auto whole = rekindle::testing::read_file(file_);
+  // In the middle of the last line.
+  rekindle::testing::write_file(file_, whole.substr(0, whole.size() - 10));
+  EXPECT_THAT(problem(), HasSubstr(":3: "));
+  const auto before = [&] {
+    rekindle::testing::write_file(file_, whole);
+    return verify_audit({file_})->hash;
+  }();
+  auto all = lines();
+  all.pop_back();
+  put(all);
+  const auto after = verify_audit({file_});
+  ASSERT_TRUE(after) << "what was cut at a line shows only to those who keep the last hash";
+  EXPECT_NE(after->hash, before);
+  EXPECT_EQ(after->last, 2u);
+}
+
+TEST_F(Audit, ARestartAfterARotationContinuesTheChain) {
+  write_three();
+  const auto old = temp_ / "audit.jsonl.1";
+  std::filesystem::rename(file_, old);
+  write_three();
+  const auto both = verify_audit({old, file_});
+  ASSERT_TRUE(both) << both.error().message();
+  EXPECT_EQ(both->lines, 6u);
+  EXPECT_EQ(both->first, 1u);
+}
+
 TEST_F(Audit, StrangersDoNotFillTheDisk) {
   const auto log = open();
   const TimePoint now{1h};
@@ -168,4 +283,4 @@ TEST_F(Audit, NamesOfStrangersStayInTheirLine) {
 }
 
 }  // namespace
-}  // namespace rekindle::coordinator
+}  // namespace rekindle::rpc

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "proto/rights.pb.h"
-#include "recovery/coordinator/audit_log.h"
+#include "recovery/rpc/audit_log.h"
 #include "tests/recovery/coordinator_daemon_fixture.h"
 
 // Attacks on a coordinator that has a rights file. Its peers on loopback have proven nothing, so
@@ -271,7 +271,7 @@ TEST_F(CoordinatorRights, WhoChangedWhatIsInTheAuditLogAlsoOverARestart) {
   ASSERT_EQ(retirements.size(), 2u);
   EXPECT_THAT(retirements[0], AllOf(HasSubstr("\"node\":\"ops\""), HasSubstr("unproven")));
   EXPECT_THAT(retirements[1], HasSubstr("`retire` on llama"));
-  const auto chain = verify_audit({audit});
+  const auto chain = rpc::verify_audit({audit});
   ASSERT_TRUE(chain) << chain.error().message();
   EXPECT_EQ(lines_about(audit, "coordinator_started").size(), 2u);
 }

@@ -8,7 +8,7 @@
 
 #include "proto/rights.pb.h"
 #include "recovery/agent/local_agent.h"
-#include "recovery/coordinator/audit_log.h"
+#include "recovery/rpc/audit_log.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/rights.h"
 #include "tools/cli/cli_session.h"
@@ -115,7 +115,7 @@ Result<int> auth_check(const Settings& settings, const AuthCheckArgs& args) {
 }
 
 Result<int> audit_verify(const Settings& settings, const std::vector<std::string>& files) {
-  TRY(const auto chain, coordinator::verify_audit({files.begin(), files.end()}));
+  TRY(const auto chain, rpc::verify_audit({files.begin(), files.end()}));
   if (settings.json) {
     print_json({{"lines", chain.lines},
                 {"first", chain.first},

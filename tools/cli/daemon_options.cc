@@ -202,6 +202,15 @@ void check_http_tokens(const std::string& file, Problems& problems) {
   }
 }
 
+void add_audit_option(Command& sub, std::string& audit) {
+  sub.option(
+         "--audit", audit,
+         "Write a line for each change that somebody makes here, and for each refusal, to this\n"
+         "file, to `syslog` or to syslog:SOCKET (`rekindle audit verify`); SIGHUP opens the\n"
+         "file again [nowhere]")
+      .type_name("FILE");
+}
+
 }  // namespace
 
 std::string Problems::set_one_of(std::initializer_list<const char*> options) {
@@ -395,11 +404,7 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
              "Who may do what, as JSON (`rekindle auth --help`); read again at SIGHUP\n"
              "[everybody who may connect has all rights]")
       .type_name("FILE");
-  sub.option("--audit", args.audit,
-             "Write a line for each change of the fleet, and who made it, to this file, or to "
-             "`syslog`\n"
-             "(`rekindle audit verify`); SIGHUP opens it again [nowhere]")
-      .type_name("FILE");
+  add_audit_option(sub, args.audit);
   sub.flag("--allow-drills", args.allow_drills, "Let `rekindle drill` kill this process [off]");
   add_insecure_option(sub, args.insecure);
 }
@@ -518,6 +523,7 @@ void add_agent_options(Command& sub, AgentArgs& args) {
              "GPU behind one PCIe switch with a NIC that takes dmabufs), or off. This has not\n"
              "run on hardware yet [off]")
       .type_name("WHICH");
+  add_audit_option(sub, options.audit);
   sub.flag("--allow-drills", options.allow_drills,
            "Let `rekindle drill` kill or freeze this process, kill its workers and silence\n"
            "its data links [off]");

@@ -10,6 +10,8 @@ namespace {
 HoldingKey key_of(const Holding& holding) { return {holding.id, holding.layout}; }
 
 constexpr std::uint32_t kMaxFlappingDoublings = 16;
+// The party of a process that has a secret begins with it, that of a certificate does not.
+constexpr std::string_view kHostParty = "host ";
 
 }  // namespace
 
@@ -83,9 +85,13 @@ Result<void> Membership::check_owner(const Member& holder, const NodeInfo& info)
   const bool same_party = holder.info.party == info.party;
   if (!holder.connection.empty()) {
     if (same_party && holder.info.incarnation == info.incarnation) return {};
-    return fail(ErrorCode::kDenied,
-                "node id '{}' is in use by a live process at {}; choose another --node-id",
-                info.node_id, holder.info.control_endpoint);
+    const bool same_certificate =
+        same_party && !info.party.empty() && !info.party.starts_with(kHostParty);
+    return fail(ErrorCode::kDenied, "node id '{}' is in use by a live process at {}; {}",
+                info.node_id, holder.info.control_endpoint,
+                same_certificate ? "both have the certificate of " + info.party +
+                                       ": give each host a certificate of its own"
+                                 : "choose another --node-id");
   }
   if (same_party || holder.state == NodeState::kSuspect) return {};
   return fail(ErrorCode::kUnavailable,

@@ -10,9 +10,8 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
-#include "src/base/unique_fd.h"
 
-namespace rekindle::coordinator {
+namespace rekindle::rpc {
 
 // One line of the audit log.
 struct AuditEntry {
@@ -30,31 +29,38 @@ struct AuditEntry {
 
 // Says who has changed what, one JSON document a line. Each line has the SHA-256 of the line before
 // it, so an edit, a gap, or another order shows (`rekindle audit verify`). A restart continues the
-// chain of the file. A crash of the host may lose the last lines. On one thread.
+// chain of the file. A thread brings the lines to the disk or to syslog, many at a time. Otherwise
+// on one thread.
 class AuditLog {
  public:
-  // "syslog", or a file. kInvalid: its last line is none of this log.
+  // A file, "syslog", or "syslog:SOCKET". kInvalid: the last line of the file is none of this log.
   static Result<std::unique_ptr<AuditLog>> open(const std::string& target);
+  ~AuditLog();
 
   // A line that cannot be written counts as lost, and the next one says how many were.
   void write(const AuditEntry& entry);
   // The same for what strangers can cause: at most some lines a second; the next one counts the
   // rest.
   void write_some(AuditEntry entry, TimePoint now);
+  // Called on another thread once all lines that were written before are on the disk, or with the
+  // daemon of syslog, or are lost.
+  void when_on_disk(std::function<void(Result<void>)> then);
   // The error of the last write, once a further try has failed too. Who cannot write down what
   // happens should not let it happen.
   Result<void> check();
   // After a rotation. The chain goes on in the new file.
   Result<void> reopen();
 
+  class Sink;
+
  private:
-  explicit AuditLog(std::string target) : target_(std::move(target)) {}
-  bool to_syslog() const;
-  Result<void> open_file(bool continues);
+  struct Delivery;
+
+  explicit AuditLog(std::string target);
   Result<void> put(const AuditEntry& entry);
 
   const std::string target_;
-  UniqueFd fd_;
+  std::unique_ptr<Delivery> delivery_;
   std::uint64_t next_ = 1;
   // Of the line before, in hex.
   std::string hash_;
@@ -76,4 +82,4 @@ struct AuditChain {
 // the one before it.
 Result<AuditChain> verify_audit(const std::vector<std::filesystem::path>& files);
 
-}  // namespace rekindle::coordinator
+}  // namespace rekindle::rpc
