@@ -8,8 +8,8 @@
 
 #include "proto/rights.pb.h"
 #include "recovery/agent/local_agent.h"
-#include "recovery/rpc/audit_log.h"
 #include "recovery/rpc/address.h"
+#include "recovery/rpc/audit_log.h"
 #include "recovery/rpc/rights.h"
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
