@@ -190,9 +190,10 @@ class StrictGuard final : public CallGuard {
     if (rule.verb != Verb::kRetire) return {};
     return fail(ErrorCode::kDenied, "nobody may retire {}", object.text);
   }
-  void denied(const Peer&, proto::Method method, const Error&) override {
+  void denied(const Peer&, proto::Method method, const CallObject&, const Error&) override {
     denials.push_back(method);
   }
+  async::Task<Result<void>> settle() override { co_return Result<void>(); }
   void ended(const Peer&, proto::Method method, const CallObject&, const Result<void>&) override {
     ends.push_back(method);
   }
