@@ -24,7 +24,6 @@ constexpr std::chrono::milliseconds kCloseDeadline{500};
 constexpr std::chrono::milliseconds kKeepAliveDeadline{5000};
 constexpr std::chrono::milliseconds kProofDeadline{3000};
 constexpr std::chrono::hours kWatchDeadline{24};  // the call ends with its session
-constexpr std::uint64_t kMaxPagedBytes = 4 * kGiB;
 // Bounds the number of pages. The last page may be smaller.
 constexpr std::uint64_t kLeastPageBytes = 64 * kKiB;
 constexpr std::size_t kPagesAtOnce = 4;
@@ -133,9 +132,10 @@ async::Task<Result<std::string>> SourcePeer::fetch_pages(proto::PageKind kind, D
   blob.total_bytes = first.total_bytes();
   blob.bytes = std::move(*first.mutable_data());
   blob.page_bytes = blob.next_offset = blob.bytes.size();
-  if (blob.total_bytes > kMaxPagedBytes) {
+  if (blob.total_bytes > blob.paging.most_bytes) {
     co_return fail(ErrorCode::kInvalid, "source {} offers {} of metadata, the limit is {}",
-                   this->name(), format_bytes(blob.total_bytes), format_bytes(kMaxPagedBytes));
+                   this->name(), format_bytes(blob.total_bytes),
+                   format_bytes(blob.paging.most_bytes));
   }
   if (blob.page_bytes > blob.total_bytes ||
       blob.page_bytes < std::min(blob.total_bytes, kLeastPageBytes)) {

@@ -50,12 +50,15 @@ class SourcePeer {
   bool before_protocol_3() const { return client_->peer().public_key.empty(); }
   void close() { client_->close(); }
 
+  static constexpr std::uint64_t kMaxPagedBytes = std::uint64_t{4} << 30;
   // Metadata comes in pages, some at a time. Each page has this deadline and is reported. All pages
   // together have `grace`, and what they take at 1 MiB a second, but at most 5 minutes.
   struct Paging {
     std::chrono::milliseconds page_deadline;
     std::function<void()> on_page;
     std::chrono::milliseconds grace{10'000};
+    // A source that offers more is refused.
+    std::uint64_t most_bytes = kMaxPagedBytes;
   };
   // Canonical bytes. The caller checks them against the digest that names them.
   async::Task<Result<std::string>> fetch_tensor_set(Digest digest, Paging paging);

@@ -34,6 +34,7 @@ constexpr std::chrono::milliseconds kHeadStart{250};
 // With a millisecond for each GiB of the checkpoint.
 constexpr std::chrono::milliseconds kMostHeadStart{2000};
 constexpr std::chrono::milliseconds kLeastPageTime{1000};
+constexpr std::uint64_t kMetadataAtLeast = 64 * kMiB;
 constexpr std::chrono::milliseconds kExchangeInterval{1000};
 // The first exchanges come faster: other pullers have just begun as well.
 constexpr std::chrono::milliseconds kFirstExchanges{500};
@@ -220,10 +221,17 @@ SourcePeer::Paging SourcePool::paging(FetchTurns::Turn* turn) {
   const TimePoint now = steady_now();
   const auto share = context_.silence.left(now) / std::max<std::int64_t>(1, std::ssize(*table_));
   const auto deadline = std::max<std::chrono::milliseconds>(share, kLeastPageTime);
-  return {context_.silence.at_most(deadline, now), [this, turn] {
-            context_.silence.heard(steady_now());
-            if (turn != nullptr) turn->progress(steady_now());
-          }};
+  SourcePeer::Paging paging;
+  paging.page_deadline = context_.silence.at_most(deadline, now);
+  paging.on_page = [this, turn] {
+    context_.silence.heard(steady_now());
+    if (turn != nullptr) turn->progress(steady_now());
+  };
+  // Names, shapes and digests are small beside the weights. A source that says otherwise would only
+  // take memory and time.
+  paging.most_bytes = std::min(SourcePeer::kMaxPagedBytes,
+                               kMetadataAtLeast + context_.target.resolved.checkpoint_bytes / 8);
+  return paging;
 }
 
 // Takes in the coordinator's news of known sources: fresh grants, and gains of sources that are

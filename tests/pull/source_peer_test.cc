@@ -52,8 +52,8 @@ class SourcePeerTest : public ::testing::Test {
       CO_TRY(auto client, co_await rpc::RpcClient::connect(
                               test->address_, make_identity(proto::ROLE_PULLER, "p"), 5s));
       SourcePeer peer({}, std::move(client));
-      auto blob = co_await peer.fetch_tile_digests(Digest{{1}},
-                                                   {5s, [test] { ++test->pages_; }, test->grace_});
+      auto blob = co_await peer.fetch_tile_digests(
+          Digest{{1}}, {5s, [test] { ++test->pages_; }, test->grace_, test->most_bytes_});
       peer.close();
       co_return blob;
     }(this));
@@ -69,6 +69,7 @@ class SourcePeerTest : public ::testing::Test {
   // Before each page.
   std::chrono::milliseconds drip_{0};
   std::chrono::milliseconds grace_{10'000};
+  std::uint64_t most_bytes_ = SourcePeer::kMaxPagedBytes;
   Answer distort_;
   std::set<std::uint64_t> offsets_;
   int open_ = 0;
@@ -124,6 +125,12 @@ TEST_F(SourcePeerTest, ASourceThatOffersTooMuchIsRefusedWithTheFirstPage) {
   const auto blob = fetch();
   ASSERT_FALSE(blob);
   EXPECT_EQ(blob.error().code(), ErrorCode::kInvalid) << blob.error().message();
+  EXPECT_EQ(offsets_.size(), 1u);
+  // More than such a checkpoint can have.
+  distort_ = [](std::uint64_t, proto::GetPageResponse& page) { page.set_total_bytes(1 * kGiB); };
+  offsets_.clear();
+  most_bytes_ = kGiB - 1;
+  EXPECT_EQ(fetch().error().code(), ErrorCode::kInvalid);
   EXPECT_EQ(offsets_.size(), 1u);
 }
 
