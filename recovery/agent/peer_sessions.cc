@@ -44,7 +44,7 @@ Task<Result<void>> still_asked() {
   co_return Result<void>();
 }
 
-// Those of a puller that names none, and those behind a Unix socket, are not checked.
+// None are checked of a puller of protocol 2, which names none, or behind a Unix socket.
 std::vector<std::string> stream_hosts(const rpc::Peer& peer,
                                       const proto::OpenSessionRequest& request) {
   const auto address = rpc::HostPort::parse(peer.address);
