@@ -100,6 +100,20 @@ INSTANTIATE_TEST_SUITE_P(FrontEnds, RankDeathUnder,
                                                     "trap '' TERM INT HUP; " + kForEver, "100ms"}),
                          [](const auto& test) { return test.param.name; });
 
+// The agent may say no more than that its session has failed.
+TEST_F(RankDeaths, OneThatHasDiedBeforeAnybodyLookedIsNoticed) {
+  start({"--rank-grace", "100ms"}, kRank + kForEver);
+  ASSERT_TRUE(eventually([&] { return said("rank").size() == 1; })) << run_->err();
+  ::kill(run_->pid(), SIGSTOP);
+  ASSERT_TRUE(are_ready(1)) << run_->err();
+  const pid_t rank = said("rank").front();
+  ::kill(rank, SIGKILL);
+  EXPECT_TRUE(are_gone({rank}));
+  ::kill(run_->pid(), SIGCONT);
+  ASSERT_TRUE(are_ready(2)) << run_->out() << run_->err();
+  EXPECT_THAT(run_->err(), HasSubstr("lost " + rank_at(rank)));
+}
+
 TEST_F(RankDeaths, AStandbyTakesOver) {
   start({"--standby", "1"},
         "\"$WORKER\" & [ -n \"$REKINDLE_STANDBY\" ] || echo rank $!; wait $!; exit 0");

@@ -229,10 +229,13 @@ void RankWatch::ended(std::uint64_t session, const std::string& kind) {
   const auto node = attached_.extract(session);
   const auto found = std::ranges::find_if(
       ranks_, [&](const Rank& rank) { return rank.sessions.contains(session); });
-  if (kind == "died") {
-    // A rank without a pidfd has died before this process could look at it.
-    const bool ours = found != ranks_.end() || (!node.empty() && node.mapped().ours);
-    if (ours && node.mapped().pid != followed_) died(node.mapped().rank, node.mapped().pid);
+  if (!node.empty() && node.mapped().pid != followed_) {
+    const Attached& rank = node.mapped();
+    const bool held = found != ranks_.end();
+    // A rank without a pidfd may have died before this process could look at it. Its agent may have
+    // seen no more than a connection that broke.
+    const bool gone = kind == "died" || (!held && kind != "detached" && has_ended(rank.pid));
+    if (gone && (held || rank.ours)) died(rank.rank, rank.pid);
   }
   if (found == ranks_.end()) return;
   found->sessions.erase(session);
