@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <fstream>
+#include <optional>
+#include <set>
 #include <vector>
 
 #include <fcntl.h>
@@ -58,8 +61,13 @@ Result<void> check_owner(int fd, const fs::path& directory) {
   return {};
 }
 
-// In a user namespace, files of users outside it seem to be this user's.
-uid_t unknown_user() {
+// In a user namespace, files of users outside it seem to be this user's. Elsewhere it is a user
+// like others. nullopt: this process is in no such namespace.
+std::optional<uid_t> unknown_user() {
+  std::uint64_t inside = 0, outside = 0, count = 0;
+  std::ifstream("/proc/self/uid_map") >> inside >> outside >> count;
+  constexpr std::uint64_t kAllUsers = 0xffffffff;
+  if (inside == 0 && outside == 0 && count == kAllUsers) return std::nullopt;
   constexpr uid_t kUsual = 65534;
   uid_t uid = kUsual;
   std::ifstream("/proc/sys/kernel/overflowuid") >> uid;
@@ -69,28 +77,42 @@ uid_t unknown_user() {
 // The owner of a directory above the store may put another one in its place, whatever its mode.
 // Other users may do so if they may write to it. A sticky directory, such as /tmp, keeps them from
 // it. Volumes of Kubernetes are open like that, so an open directory only gives a warning.
+Result<void> check_above(const fs::path& store, const fs::path& above) {
+  struct stat status {};
+  if (::lstat(above.c_str(), &status) != 0) return {};
+  const bool is_foreign = status.st_uid != 0 && status.st_uid != ::geteuid();
+  if (is_foreign && unknown_user() != status.st_uid) {
+    return fail(ErrorCode::kDenied,
+                "store {}: {} {} belongs to user {}, who may replace the store: choose a directory "
+                "below those of root or of user {} with --store",
+                store.string(), above.string(),
+                S_ISLNK(status.st_mode) ? "on the way to it" : "above it", status.st_uid,
+                ::geteuid());
+  }
+  const bool open = (status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0;
+  if (open && S_ISDIR(status.st_mode)) {
+    log::warn("store.open_parent", "store", store.string(), "parent", above.string(), "mode",
+              fmt::format("{:o}", status.st_mode & 07777u), "hint",
+              "every user may replace the store: chmod o-w or +t the parent");
+  }
+  return {};
+}
+
+// Those of the path as it was given, and of the directory to which its links lead.
 Result<void> check_parents(const fs::path& directory) {
   std::error_code error;
+  const fs::path given = fs::absolute(directory, error).lexically_normal();
   const fs::path real = fs::canonical(directory, error);
   if (error) return {};
-  for (fs::path above = real.parent_path();; above = above.parent_path()) {
-    struct stat status {};
-    if (::stat(above.c_str(), &status) != 0) return {};
-    const bool is_foreign = status.st_uid != 0 && status.st_uid != ::geteuid();
-    if (is_foreign && status.st_uid != unknown_user()) {
-      return fail(ErrorCode::kDenied,
-                  "store {}: the directory {} above it belongs to user {}, who may replace the "
-                  "store: choose a directory below those of root or of user {} with --store",
-                  directory.string(), above.string(), status.st_uid, ::geteuid());
+  std::set<fs::path> parents;
+  for (const fs::path& path : {given, real}) {
+    for (fs::path above = path.parent_path(); parents.insert(above).second;) {
+      above = above.parent_path();
     }
-    const bool open = (status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0;
-    if (open) {
-      log::warn("store.open_parent", "store", directory.string(), "parent", above.string(), "mode",
-                fmt::format("{:o}", status.st_mode & 07777u), "hint",
-                "every user may replace the store: chmod o-w or +t the parent");
-    }
-    if (above == above.root_path()) return {};
   }
+  if (fs::is_symlink(given, error)) parents.insert(given);
+  for (const fs::path& above : parents) TRY_VOID(check_above(directory, above));
+  return {};
 }
 
 // A directory without a (whole) marker is taken only when nothing but our own first files is there.

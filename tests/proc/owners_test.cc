@@ -75,6 +75,25 @@ TEST_F(Owners, S18AStoreBelowADirectoryOfAnotherUserIsRefused) {
   EXPECT_THAT(refusal_of(kBob, sticky / "alice" / "store"), HasSubstr("belongs to user 12345"));
 }
 
+// Outside user namespaces the last user is one like others.
+TEST_F(Owners, S18AlsoTheUserNobodyMayNotOwnADirectoryAboveAStore) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root gives a directory to another user";
+  constexpr uid_t kNobody = 65534;
+  const fs::path home = directory("nobody", kNobody, 0755);
+  EXPECT_THAT(refusal_of(0, home / "store"), HasSubstr("belongs to user 65534"));
+}
+
+TEST_F(Owners, S18ALinkOfAnotherUserLeadsToNoStore) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root gives a link to another user";
+  const fs::path sticky = directory("sticky", 0, 01777);
+  directory("real", 0, 0755);
+  fs::create_directory_symlink(fleet_.dir("real"), sticky / "planted");
+  expect_up(0, sticky / "planted");
+  ASSERT_EQ(::lchown((sticky / "planted").c_str(), kAlice, kAlice), 0);
+  EXPECT_THAT(refusal_of(0, sticky / "planted"), HasSubstr("on the way to it belongs to user"));
+  EXPECT_THAT(refusal_of(0, sticky / "planted" / "s"), HasSubstr("on the way to it belongs to"));
+}
+
 TEST_F(Owners, ASecondAgentWithTheSameCertificateIsRefusedAndTheFirstStays) {
   const TestDirectory files;
   TestAuthority authority(files, "authority");
