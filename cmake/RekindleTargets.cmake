@@ -80,7 +80,9 @@ function(rekindle_fuzzer name)
   target_compile_options(fuzz_${name} PRIVATE -fsanitize=fuzzer-no-link)
   target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
   # Coverage where it guides the fuzzer, and nowhere else: it makes all tests slower.
-  foreach(library IN LISTS ARG_DEPS)
+  set(ours ${ARG_DEPS})
+  list(FILTER ours INCLUDE REGEX "^rekindle::")
+  foreach(library IN LISTS ours)
     string(REPLACE "::" "_" target ${library})
     target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
     # The precompiled headers were compiled without it.
