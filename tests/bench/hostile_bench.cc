@@ -164,7 +164,7 @@ async::Task<void> announce_too_much(const MemberFleet& fleet) {
   for (;;) {
     auto client = co_await connect_member(fleet, fleet.coordinator);
     while (client->connected()) {
-      co_await client->call_raw(proto::COORDINATOR_ANNOUNCE, parts, 10s);
+      (void)co_await client->call_raw(proto::COORDINATOR_ANNOUNCE, parts, 10s);
       co_await async::sleep_for(200ms);
     }
   }
