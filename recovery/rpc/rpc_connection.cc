@@ -202,7 +202,10 @@ async::Task<Result<proto::Frame>> Connection::read() {
       co_return decode_frame(**body);
     }
     if (decoder_.mid_frame() && !frame_began_) frame_began_ = steady_clock::now();
-    if (decoder_.buffered_bytes() > kSmallChunkBytes && chunk_.size() < kLargeChunkBytes) {
+    // TLS may still have to read what lies in the chunk.
+    const bool chunk_is_free = tls_ == nullptr || !tls_->has_bytes();
+    if (chunk_is_free && decoder_.buffered_bytes() > kSmallChunkBytes &&
+        chunk_.size() < kLargeChunkBytes) {
       chunk_.resize(kLargeChunkBytes);
     }
     watch_reads();
