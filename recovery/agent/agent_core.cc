@@ -175,10 +175,12 @@ rpc::Identity AgentCore::make_identity(const CoreOptions& options) {
 
 pull::PullEnvironment AgentCore::make_environment(const CoreOptions& options) {
   connectors_.push_back(transport::shm::make_connector());
-  using transport::tcp::Encryption;
-  for (const auto encryption : {Encryption::kWhereDemanded, Encryption::kAlways}) {
+  const auto make_tcp = [&](transport::tcp::Encryption encryption) {
     connectors_.push_back(transport::tcp::make_connector(options.tcp_congestion, encryption));
-  }
+    return connectors_.back().get();
+  };
+  auto* const tcp = make_tcp(transport::tcp::Encryption::kWhereDemanded);
+  auto* const encrypting = make_tcp(transport::tcp::Encryption::kAlways);
   pull::PullEnvironment environment;
   environment.executor = executor_;
   environment.identity = identity_;
@@ -188,9 +190,8 @@ pull::PullEnvironment AgentCore::make_environment(const CoreOptions& options) {
   environment.blocking_pool = blocking_pool_.get();
   environment.plans = plans_.get();
   environment.trust = &publishers_.trust;
-  transport::Connector* const always = connectors_[2].get();
-  environment.connectors = {connectors_[0].get(), options.encrypt ? always : connectors_[1].get()};
-  environment.encrypting = always;
+  environment.connectors = {connectors_.front().get(), options.encrypt ? encrypting : tcp};
+  environment.encrypting = encrypting;
   environment.trusts_rails = options.rdma.trusted_only;
   if (rdma_ != nullptr) environment.handshakes.push_back(&rdma_->connector());
   environment.coordinator = [this] { return link_.client(); };

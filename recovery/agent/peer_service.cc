@@ -39,9 +39,8 @@ bool holds_tensor(const Served& served, TensorIndex tensor) {
          served.held->test_range(tiles.first_tile(tensor), tiles.first_tile(tensor + 1));
 }
 
-constexpr std::uint64_t kDirectGrantMs = 60'000;
-// Pullers of protocol 2 do not renew it.
-constexpr std::uint64_t kDirectGrantOfProtocol2Ms = 3'600'000;
+// Pullers of protocol 2 do not renew their grants.
+constexpr std::chrono::hours kGrantOfProtocol2{1};
 // Each item may hash a whole tile.
 constexpr int kMaxProofItems = 1024;
 // Between two slices of a call the others have their turn, and a caller that has gone is noticed.
@@ -380,8 +379,9 @@ proto::Grant PeerService::direct_grant(const rpc::Peer& puller, const Digest& ro
   grant.set_source_incarnation(identity_.incarnation.to_bytes());
   *grant.mutable_root() = rpc::to_proto(root);
   grant.set_issuer(identity_.incarnation.to_bytes());
-  grant.set_expiry_ms(issuer_clock_ms() +
-                      (puller.public_key.empty() ? kDirectGrantOfProtocol2Ms : kDirectGrantMs));
+  const std::chrono::milliseconds life =
+      puller.public_key.empty() ? kGrantOfProtocol2 : rpc::grant_times().life;
+  grant.set_expiry_ms(issuer_clock_ms() + static_cast<std::uint64_t>(life.count()));
   grant.set_serial(next_serial_++);
   rpc::sign_grant(grant, identity_);
   return grant;

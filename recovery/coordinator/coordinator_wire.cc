@@ -286,7 +286,7 @@ void set_party(NodeInfo& info, const rpc::Peer& peer) {
   if (rpc::has_own_name(peer)) {
     info.party = peer.principals.front();
   } else if (peer.proof == rpc::Proof::kSecret || peer.proof == rpc::Proof::kCertificate) {
-    info.party = "host " + rpc::budget_key(peer);
+    info.party = fmt::format("{}{}", NodeInfo::kHostParty, rpc::budget_key(peer));
   }
 }
 

@@ -37,7 +37,7 @@ class PathOpener {
     ModelVersion id;
     Digest root;
     std::string forced_transport;
-    // Over encrypted streams only, and over rails only where the environment trusts all of its own.
+    // Encrypted streams only, and no rails unless the environment trusts all that it has.
     bool encrypted = false;
     // Shows one line to the user.
     std::function<void(std::string)> note;

@@ -93,7 +93,7 @@ class SourcePeer {
   // Keeps the control connection, and the session that belongs to it, alive while only data flows.
   // Closes a peer that does not answer within 5 s.
   static async::Task<void> keep_alive(std::shared_ptr<SourcePeer> peer);
-  // The same, and asks the source for another grant of its own first.
+  // The same, with a new grant that the source itself gives (--from).
   static async::Task<void> renew_grant(std::shared_ptr<SourcePeer> peer, SessionRequest wanted,
                                        SessionToken token);
   // The same, and extends the session by a newer grant.

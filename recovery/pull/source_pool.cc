@@ -27,11 +27,11 @@ constexpr std::chrono::milliseconds kDialAgain{5000};
 constexpr std::chrono::milliseconds kRefreshDeadline{1000};
 constexpr std::chrono::milliseconds kAskDelay{250};
 constexpr std::chrono::milliseconds kLongestAskDelay{1000};
-// A source that was too slow so often is not asked again.
+// After so many timeouts a source is not asked again.
 constexpr int kMostTimeouts = 4;
-// A source that takes longer for metadata is not waited for alone.
+// Metadata is asked of a second source after this time, and a millisecond more for each GiB of the
+// checkpoint.
 constexpr std::chrono::milliseconds kHeadStart{250};
-// With a millisecond for each GiB of the checkpoint.
 constexpr std::chrono::milliseconds kMostHeadStart{2000};
 constexpr std::chrono::milliseconds kLeastPageTime{1000};
 constexpr std::uint64_t kMetadataAtLeast = 64 * kMiB;

@@ -52,9 +52,9 @@ class SourcePool {
   bool judge();
   void forget_lost();
   void close();
-  // What the first source says that `whom` admits. The next source is asked as soon as the last one
-  // has failed or has taken its head start. `failed` hears of each that
-  // could not tell. kNotFound: nobody is left to be asked. No dial may run meanwhile.
+  // The first answer of the sources that `whom` admits. Each source has a head start before the
+  // next; after a failure the next is asked at once. `failed` hears of every failure. kNotFound:
+  // nobody is left to be asked. No dial may run meanwhile.
   template <typename T, typename Whom, typename Fetch, typename Failed>
   async::Task<Result<T>> ask(const Whom& whom, const Fetch& fetch, const Failed& failed) {
     std::vector<ActiveSource*> asked = able_to_tell();

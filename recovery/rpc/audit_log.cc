@@ -343,7 +343,7 @@ class SyslogSink final : public AuditLog::Sink {
     return fmt::format("<{}>{} rekindle[{}]: {}", LOG_AUTHPRIV | LOG_NOTICE, time.data(),
                        ::getpid(), line);
   }
-  // A daemon of syslog that was started again has another socket.
+  // Connects again once: after its restart the daemon of syslog has another socket.
   Result<void> send(const std::string& text) {
     if (fd_ && ::send(fd_.get(), text.data(), text.size(), MSG_NOSIGNAL) >= 0) return {};
     if (fd_ && errno == EAGAIN) {
@@ -428,7 +428,7 @@ Result<void> AuditLog::put(const AuditEntry& entry) {
   if (skipped_ > 0) json["skipped"] = skipped_;
   if (lost_ > 0) json["lost"] = lost_;
   json["prev"] = hash_;
-  // A name that is no UTF-8 must not stop the log.
+  // Names of peers may be no UTF-8, and must not stop the log.
   const std::string line = json.dump(-1, ' ', false, AuditJson::error_handler_t::replace);
   TRY_VOID(delivery_->sink->append(line));
   delivery_->flusher.appended();

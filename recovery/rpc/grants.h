@@ -14,7 +14,7 @@
 // on the issuer's monotonic clock. The issuer signs them with the key of its incarnation.
 namespace rekindle::rpc {
 
-// Of grants by coordinators. The failpoint grants.short makes all of them short.
+// Of all grants. The failpoint grants.short makes them short.
 struct GrantTimes {
   std::chrono::milliseconds life{60'000};
   // Pullers renew their sessions this often, by their newest grant.

@@ -31,6 +31,7 @@ constexpr std::size_t kChannelBytes = 32;
 constexpr std::string_view kSpiffe = "spiffe://";
 // Our answers to changes of keys wait for the next frame.
 constexpr std::size_t kMostAnswerBytes = 4096;
+
 struct FreeOpenSsl {
   void operator()(X509* certificate) const { X509_free(certificate); }
   void operator()(X509_CRL* list) const { X509_CRL_free(list); }
@@ -39,11 +40,16 @@ struct FreeOpenSsl {
   void operator()(X509_STORE_CTX* check) const { X509_STORE_CTX_free(check); }
 };
 
+// `code`: of OpenSSL's error queue; 0: there is none.
+std::string reason_of(unsigned long code) {
+  const char* reason = code == 0 ? nullptr : ERR_reason_error_string(code);
+  return reason == nullptr ? "unknown reason" : reason;
+}
+
 std::string tls_problem() {
   const unsigned long code = ERR_peek_last_error();
-  const char* reason = code == 0 ? nullptr : ERR_reason_error_string(code);
   ERR_clear_error();
-  return reason == nullptr ? "unknown reason" : reason;
+  return reason_of(code);
 }
 
 Failure bad_file(const char* option, const std::string& path, const char* what) {
@@ -468,8 +474,7 @@ std::string TlsSession::describe_keys() const {
 }
 
 Error TlsSession::failure(unsigned long code) const {
-  const char* reason_text = code == 0 ? nullptr : ERR_reason_error_string(code);
-  const std::string text = reason_text == nullptr ? "unknown reason" : reason_text;
+  const std::string text = reason_of(code);
   if (side_ == Side::kCaller && !certificate_problem_.empty() && !context_->has_certificate) {
     return {
         ErrorCode::kDenied,

@@ -11,12 +11,10 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
@@ -122,26 +120,6 @@ async::Task<void> agent(std::size_t index, Run& run) {
   ++run.ended;
 }
 
-struct Cpu {
-  double user = 0;
-  double system = 0;
-  double total() const { return user + system; }
-};
-
-Cpu cpu_seconds(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text;
-  std::getline(file, text);
-  text.erase(0, text.rfind(')') + 2);
-  std::istringstream fields(text);
-  std::string skip;
-  for (int i = 0; i < 11; ++i) fields >> skip;
-  Cpu cpu;
-  fields >> cpu.user >> cpu.system;
-  const auto ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
-  return {cpu.user / ticks, cpu.system / ticks};
-}
-
 std::string status_line(pid_t pid, const std::string& name) {
   std::ifstream file(fmt::format("/proc/{}/status", pid));
   for (std::string line; std::getline(file, line);) {
@@ -174,9 +152,9 @@ class Fleet {
       boost::asio::co_spawn(io_, agent(i, run_), boost::asio::detached);
     }
     while (run_.joined < run_.agents && Clock::now() < run_.end) io_.run_one_for(50ms);
-    joined_ = cpu_seconds(coordinator_.pid());
+    joined_ = testing::cpu_time(coordinator_.pid());
     cost_.join_s = std::chrono::duration<double>(run_.joined_all - run_.began).count();
-    cost_.join_cpu_s = joined_.total();
+    cost_.join_cpu_s = joined_.total_s();
     run_.end = Clock::now() + kPatience;
     fmt::print("{:<11}  join        {} agents, {} failed, in {:.2f} s; {:.2f} s CPU, {}\n", name_,
                run_.agents, run_.failed, cost_.join_s, cost_.join_cpu_s,
@@ -185,21 +163,21 @@ class Fleet {
 
   void begin_beats(std::chrono::seconds length) {
     run_.beats = 0;
-    began_ = cpu_seconds(coordinator_.pid());
+    began_ = testing::cpu_time(coordinator_.pid());
     run_.end = Clock::now() + length;
   }
   bool beats_ended() const {
     return run_.ended == run_.agents || Clock::now() > run_.end + kAnswers;
   }
   void end_beats(double elapsed) {
-    const Cpu cpu = cpu_seconds(coordinator_.pid());
-    cost_.beat_cores = (cpu.total() - began_.total()) / elapsed;
+    const testing::CpuTime cpu = testing::cpu_time(coordinator_.pid());
+    cost_.beat_cores = (cpu.total_s() - began_.total_s()) / elapsed;
     fmt::print(
         "{:<11}  heartbeats  {:.0f}/s, {} failed, slowest {:.0f} ms; {:.1f} % of a core ({:.1f} % "
         "in the kernel), {}\n",
         name_, static_cast<double>(run_.beats) / elapsed, run_.late,
         std::chrono::duration<double, std::milli>(run_.slowest).count(), 100 * cost_.beat_cores,
-        100 * (cpu.system - began_.system) / elapsed, status_line(coordinator_.pid(), "VmHWM"));
+        100 * (cpu.system_s - began_.system_s) / elapsed, status_line(coordinator_.pid(), "VmHWM"));
   }
 
   bool failed() const { return run_.failed != 0; }
@@ -225,8 +203,8 @@ class Fleet {
   const testing::TempDir temp_;
   testing::Process coordinator_;
   Run run_;
-  Cpu joined_;
-  Cpu began_;
+  testing::CpuTime joined_;
+  testing::CpuTime began_;
   Cost cost_;
 };
 

@@ -15,14 +15,11 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include <unistd.h>
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -58,20 +55,6 @@ constexpr const char* kVersion = "m@1";
 constexpr auto kAsTuple = asio::as_tuple(asio::use_awaitable);
 
 double seconds_of(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
-
-double cpu_seconds(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text;
-  std::getline(file, text);
-  text.erase(0, text.rfind(')') + 2);
-  std::istringstream fields(text);
-  std::string skip;
-  for (int i = 0; i < 11; ++i) fields >> skip;
-  double user = 0;
-  double system = 0;
-  fields >> user >> system;
-  return (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
-}
 
 // ---- The attackers: processes of their own, so that their CPU is counted apart.
 
@@ -305,9 +288,9 @@ class Bench {
   Pulled pull(Process* attackers) {
     const auto to = fleet_.dir("copy");
     const auto cpu = [&] {
-      return std::array{attackers == nullptr ? 0 : cpu_seconds(attackers->pid()),
-                        cpu_seconds(fleet_.coordinator().pid()),
-                        cpu_seconds(fleet_.agent("a").process->pid())};
+      return std::array{attackers == nullptr ? 0 : testing::cpu_time(attackers->pid()).total_s(),
+                        testing::cpu_time(fleet_.coordinator().pid()).total_s(),
+                        testing::cpu_time(fleet_.agent("a").process->pid()).total_s()};
     };
     const auto before = cpu();
     const auto began = Clock::now();

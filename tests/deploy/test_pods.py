@@ -149,12 +149,18 @@ def test_a_fleet_with_certificates_pulls_and_has_no_secret(cluster):
     eventually(lambda: "tls.reloaded" in coordinator.log.read_text(), coordinator.tail)
 
 
-@components("cert-manager", "certificates", "metrics", "metrics-tls")
-def test_metrics_by_https_are_for_a_token_and_for_nobody_else(cluster):
+def start_measured(cluster):
+    """A coordinator whose metrics are for one token."""
     certify(cluster)
     cluster.secrets["rekindle-metrics"] = {"token": b"the token of a prometheus\n"}
     coordinator = cluster.start("StatefulSet", "rekindle-coordinator")
     coordinator.wait_until("readinessProbe")
+    return coordinator
+
+
+@components("cert-manager", "certificates", "metrics", "metrics-tls")
+def test_metrics_by_https_are_for_a_token_and_for_nobody_else(cluster):
+    coordinator = start_measured(cluster)
     agent, = start_agents(cluster, "node-a")
     authority = cluster.directory / "ca.crt"
     authority.write_bytes(cluster.secrets["rekindle-agent-tls"]["ca.crt"])
@@ -189,10 +195,7 @@ while True:
 
 @components("cert-manager", "certificates", "metrics", "metrics-tls")
 def test_a_host_that_holds_connections_keeps_no_other_host_from_the_metrics(cluster):
-    certify(cluster)
-    cluster.secrets["rekindle-metrics"] = {"token": b"the token of a prometheus\n"}
-    coordinator = cluster.start("StatefulSet", "rekindle-coordinator")
-    coordinator.wait_until("readinessProbe")
+    coordinator = start_measured(cluster)
     other, = start_agents(cluster, "node-a")
     with subprocess.Popen(["ip", "netns", "exec", other.namespace, sys.executable, "-c", CROWD, coordinator.ip, "7302"],
                           stdout=subprocess.PIPE, text=True) as crowd:

@@ -32,6 +32,18 @@ class CoordinatorRights : public CoordinatorDaemon {
     }
     return found;
   }
+  // Everybody may read `open@1`, and nobody `secret@1`.
+  Agent holder_of_an_open_and_a_secret_model() {
+    start_with(R"({"principals": ["unproven"], "verbs": ["publish"]},
+                  {"principals": ["unproven"], "verbs": ["read"], "models": ["open"]})");
+    Agent holder = agent("a");
+    EXPECT_TRUE(enroll(holder));
+    for (const std::string model : {"secret", "open"}) {
+      EXPECT_TRUE(publish(holder, {model, 1}, kRoot));
+      EXPECT_TRUE(announce(holder, {model, 1}, kRoot));
+    }
+    return holder;
+  }
   Agent command(const std::string& name) {
     Agent command{make_identity(proto::ROLE_CLIENT, name), {}};
     EXPECT_TRUE(connect(command));
@@ -82,14 +94,7 @@ TEST_F(CoordinatorRights, APublisherPublishesItsModelsOnly) {
 }
 
 TEST_F(CoordinatorRights, ModelsThatACallerMayNotReadAreNeitherShownNorResolvedNorPulled) {
-  start_with(R"({"principals": ["unproven"], "verbs": ["publish"]},
-                {"principals": ["unproven"], "verbs": ["read"], "models": ["open"]})");
-  const Agent a = agent("a");
-  ASSERT_TRUE(enroll(a));
-  for (const std::string model : {"secret", "open"}) {
-    ASSERT_TRUE(publish(a, {model, 1}, kRoot));
-    ASSERT_TRUE(announce(a, {model, 1}, kRoot));
-  }
+  const Agent a = holder_of_an_open_and_a_secret_model();
   const auto seen = status(a);
   ASSERT_EQ(seen.versions_size(), 1);
   EXPECT_EQ(seen.versions(0).id().model(), "open");
@@ -108,14 +113,7 @@ TEST_F(CoordinatorRights, ModelsThatACallerMayNotReadAreNeitherShownNorResolvedN
 
 // The answer to a report has grants for all sources.
 TEST_F(CoordinatorRights, ProgressOfAPullGivesNoGrantsToThoseWhoMayNotRead) {
-  start_with(R"({"principals": ["unproven"], "verbs": ["publish"]},
-                {"principals": ["unproven"], "verbs": ["read"], "models": ["open"]})");
-  const Agent a = agent("a");
-  ASSERT_TRUE(enroll(a));
-  for (const std::string model : {"secret", "open"}) {
-    ASSERT_TRUE(publish(a, {model, 1}, kRoot));
-    ASSERT_TRUE(announce(a, {model, 1}, kRoot));
-  }
+  const Agent holder = holder_of_an_open_and_a_secret_model();
   Agent puller{make_identity(proto::ROLE_PULLER, "p"), {}};
   ASSERT_TRUE(connect(puller));
   const auto opened = open(puller, "open");

@@ -287,6 +287,21 @@ std::vector<std::string> on_host(const std::filesystem::path& directory, int num
   return {"unshare", "-Urm", "sh", "-c", kScript, boot_id.string()};
 }
 
+CpuTime cpu_time(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  std::getline(file, text);
+  // The name of the program may contain anything: proc(5).
+  std::istringstream fields(text.erase(0, text.rfind(')') + 2));
+  std::string skip;
+  for (int i = 0; i < 11; ++i) fields >> skip;
+  double user = 0;
+  double system = 0;
+  fields >> user >> system;
+  const auto ticks = static_cast<double>(::sysconf(_SC_CLK_TCK));
+  return {user / ticks, system / ticks};
+}
+
 std::uint16_t free_port() {
   static std::minstd_rand random{static_cast<unsigned>(::getpid())};
   for (int i = 0; i < 1000; ++i) {

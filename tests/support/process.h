@@ -98,6 +98,14 @@ bool eventually(const std::function<bool()>& done, milliseconds deadline = kPati
 std::vector<std::string> on_host(const std::filesystem::path& directory, int number);
 bool user_namespaces();
 
+// The CPU time that a process has taken so far, in steps of a clock tick (10 ms).
+struct CpuTime {
+  double user_s = 0;
+  double system_s = 0;
+  double total_s() const { return user_s + system_s; }
+};
+CpuTime cpu_time(pid_t pid);
+
 // A TCP port of 127.0.0.1 that is free now, out of the range that outgoing connections take from:
 // for servers that have to have the same one in their next life.
 std::uint16_t free_port();

@@ -94,7 +94,6 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
     // Its bytes are not wrong, so the node keeps the copy. A publisher may sign it later.
     if (!trusted) return leave_out(trusted.error().message(), true);
   }
-  const std::string party = member.info.responsible();
   if (known != nullptr) fleet_.signers.keep(holding.id, holding.root, signatures);
   // A verified copy claims its version where the table does not know it: state was lost, or it was
   // published while no coordinator ran. So does one that knows the parts of a version, of which the
@@ -114,7 +113,9 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
     holdings.put(std::move(holding));
     return;
   }
-  if (auto room = is_new && !vouched ? make_room(party, holding.id) : Result<void>(); !room) {
+  const std::string party = member.info.responsible();
+  const bool merely_announced = is_new && !vouched;
+  if (auto room = merely_announced ? make_room(party, holding.id) : Result<void>(); !room) {
     return leave_out(room.error().message(), true);
   }
   const Durably<void> claimed =
@@ -124,7 +125,7 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
   if (!claimed.answer && claimed.commit == 0) {
     return leave_out(claimed.answer.error().message(), true);
   }
-  if (is_new && !vouched) announced_[party].insert(holding.id);
+  if (merely_announced) announced_[party].insert(holding.id);
   fleet_.signers.keep(holding.id, holding.root, std::move(signatures));
   // Until the claim is durable the node keeps its earlier holding of the same root.
   if (const auto had = before.find(key);

@@ -10,8 +10,6 @@ namespace {
 HoldingKey key_of(const Holding& holding) { return {holding.id, holding.layout}; }
 
 constexpr std::uint32_t kMaxFlappingDoublings = 16;
-// The party of a process that has a secret begins with it, that of a certificate does not.
-constexpr std::string_view kHostParty = "host ";
 
 }  // namespace
 
@@ -86,7 +84,7 @@ Result<void> Membership::check_owner(const Member& holder, const NodeInfo& info)
   if (!holder.connection.empty()) {
     if (same_party && holder.info.incarnation == info.incarnation) return {};
     const bool same_certificate =
-        same_party && !info.party.empty() && !info.party.starts_with(kHostParty);
+        same_party && !info.party.empty() && !info.party.starts_with(NodeInfo::kHostParty);
     return fail(ErrorCode::kDenied, "node id '{}' is in use by a live process at {}; {}",
                 info.node_id, holder.info.control_endpoint,
                 same_certificate ? "both have the certificate of " + info.party +

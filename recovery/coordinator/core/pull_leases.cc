@@ -71,7 +71,6 @@ Result<OpenedPull> PullLeases::open(const OpenPullRequest& request, TimePoint no
 
 void PullLeases::judge_rates(const Pull& pull, const std::vector<SourceReport>& reports,
                              TimePoint now) {
-  if (!pull.opened_here) return;
   const std::string party = pull.puller.responsible();
   std::vector<std::pair<Member*, double>> rates;
   for (const SourceReport& report : reports) {
@@ -178,7 +177,7 @@ Result<PullProgressAnswer> PullLeases::progress(const PullProgress& progress, Ti
   pull->bytes_done = progress.bytes_done;
   pull->bytes_total = progress.bytes_total;
   pull->last_progress = now;
-  judge_rates(*pull, progress.sources, now);
+  if (pull->opened_here) judge_rates(*pull, progress.sources, now);
   take_reports(*pull, progress.sources, now);
   replicas_.progressed(pull->id, pull->puller.incarnation, progress.bytes_done, now);
   PullProgressAnswer answer;

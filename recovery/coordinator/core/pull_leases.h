@@ -62,7 +62,7 @@ class PullLeases {
   std::size_t fair_count(const Pull& pull, bool runs, TimePoint now) const;
   Duration queue_hint(const ModelVersion& id, TimePoint now) const;
   // The pull of a report. After a restart the coordinator knows no pulls; their reports bring them
-  // back during the grace period. kStale: later, a pull that is not known must be opened.
+  // back during the grace period. kStale: the grace is over, and nobody has opened such a pull.
   Result<Pull*> find_or_adopt(const PullProgress& progress, TimePoint now);
   void adopt_shares(Pull& pull, const std::vector<SourceReport>& reports);
   // Compares the sources of one puller with each other.

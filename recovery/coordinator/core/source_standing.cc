@@ -55,13 +55,13 @@ double SourceHealth::View::at(TimePoint now) const {
 void SourceHealth::observe(const std::string& party, double relative, TimePoint now) {
   if (!std::isfinite(relative)) return;
   std::erase_if(views_, [&](const auto& entry) { return entry.second.at(now) > kForgottenAbove; });
-  const double now_worth = std::clamp(relative, 0.0, 1.0);
+  const double reported = std::clamp(relative, 0.0, 1.0);
   const auto found = views_.find(party);
-  if (found == views_.end() && (now_worth > kForgottenAbove || views_.size() >= kMaxParties)) {
+  if (found == views_.end() && (reported > kForgottenAbove || views_.size() >= kMaxParties)) {
     return;
   }
   View& view = views_[party];
-  view = {view.at(now) * (1 - kWeightOfOneReport) + now_worth * kWeightOfOneReport, now};
+  view = {view.at(now) * (1 - kWeightOfOneReport) + reported * kWeightOfOneReport, now};
 }
 
 double SourceHealth::at(TimePoint now, const std::string& party) const {

@@ -81,6 +81,8 @@ struct NodeInfo {
   Incarnation incarnation;
   std::string control_endpoint;
   std::string host_id;
+  // A party that begins with it is a host.
+  static constexpr std::string_view kHostParty = "host ";
   // The names that the process has proven, and who is responsible for what it reports: its first
   // certified name, or the host of a process that shares a secret with all others.
   std::vector<std::string> principals = {};
