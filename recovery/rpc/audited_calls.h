@@ -9,8 +9,8 @@
 
 namespace rekindle::rpc {
 
-// Writes the calls of a server to an audit log, those that were refused, too. The guard of a daemon
-// that has no rights file of its own. On the server's thread.
+// Writes the calls of a server to an audit log, those that were refused, too. The guard of daemons
+// without a rights file. On the server's thread.
 class AuditedCalls : public CallGuard {
  public:
   // nullptr: nobody writes down what happens. Otherwise calls that change something are refused

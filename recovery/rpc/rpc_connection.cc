@@ -160,7 +160,7 @@ async::Task<Result<void>> Connection::shake_hands(std::string_view received) {
     }
     tls_failed_ = !done;
     tls_->give_to_network(records_);
-    // A peer that has closed may have sent its reason before.
+    // After an error here, the reason of the peer may still be there to read.
     (void)co_await asio::async_write(socket_, asio::buffer(records_), kUseTuple);
     if (closed_) co_return fail(close_reason_);
     if (!done) co_return fail(done.error());

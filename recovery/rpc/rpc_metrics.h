@@ -28,7 +28,7 @@ class RpcMetrics {
 };
 
 // GET /metrics at `address`, which --metrics gave. They name no model and no peer, so every reader
-// that has proven a name may have them. `metrics` outlives the server.
+// with a proven name may have them. `metrics` outlives the server.
 Result<std::unique_ptr<HttpServer>> serve_metrics(boost::asio::any_io_executor executor,
                                                   const std::string& address,
                                                   const HttpProtection& protection,

@@ -58,7 +58,7 @@ double seconds_of(Clock::duration time) { return std::chrono::duration<double>(t
 
 // ---- The attackers: processes of their own, so that their CPU is counted apart.
 
-// What a client says first that has a secret of its own, or none.
+// The first bytes of a client without the right secret.
 std::string tls_hello() {
   const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_client_method()),
                                                                   SSL_CTX_free);
