@@ -114,6 +114,29 @@ TEST_F(RankDeaths, OneThatHasDiedBeforeAnybodyLookedIsNoticed) {
   EXPECT_THAT(run_->err(), HasSubstr("lost " + rank_at(rank)));
 }
 
+// The agent still tells of it.
+TEST_F(RankDeaths, ThatOfAFormerRunIsNoFailureOfThisOne) {
+  start({}, kRank + kForEver);
+  ASSERT_TRUE(are_ready(1)) << run_->err();
+  const pid_t former = said("rank").front();
+  run_->kill();
+  ::kill(former, SIGKILL);
+  ASSERT_TRUE(are_gone({former}));
+  ASSERT_TRUE(eventually([&] {
+    return std::ranges::any_of(events_of("a"), [](const auto& event) {
+      return event["event"] == "died" || event["event"] == "failed";
+    });
+  }));
+  start({"--rank-grace", "1ms"}, kRank + kForEver);
+  ASSERT_TRUE(are_ready(1)) << run_->err();
+  const pid_t rank = said("rank").front();
+  ::kill(rank, SIGKILL);
+  ASSERT_TRUE(are_ready(2)) << run_->out() << run_->err();
+  EXPECT_EQ(said("rank").size(), 2u) << run_->err();
+  EXPECT_THAT(run_->err(), HasSubstr("lost " + rank_at(rank)));
+  EXPECT_THAT(run_->err(), Not(HasSubstr(rank_at(former))));
+}
+
 TEST_F(RankDeaths, AStandbyTakesOver) {
   start({"--standby", "1"},
         "\"$WORKER\" & [ -n \"$REKINDLE_STANDBY\" ] || echo rank $!; wait $!; exit 0");

@@ -90,8 +90,10 @@ void RankWatch::ask_agent() {
     auto answer = next_events(wait_ms);
     lock.lock();
     const bool reached = answer.has_value();
+    const bool history = learned_ < begun_;
+    if (reached) learned_ = question;
     if (reached && answer->events_size() > 0) {
-      news_.push_back(*std::move(answer));
+      news_.push_back({*std::move(answer), history});
       const std::uint64_t one = 1;
       (void)!::write(woken_.get(), &one, sizeof one);
     }
@@ -115,6 +117,16 @@ void RankWatch::catch_up() {
 }
 
 // --- the supervisor's thread
+
+void RankWatch::begin() {
+  followed_ = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    begun_ = asked_ + 1;
+  }
+  catch_up();
+  take_news();
+}
 
 void RankWatch::follow(pid_t process) {
   take_news();
@@ -165,12 +177,12 @@ std::vector<HeldProcess> RankWatch::take_survivors() {
 void RankWatch::take_news() {
   std::uint64_t count = 0;
   (void)!::read(woken_.get(), &count, sizeof count);
-  std::vector<proto::AgentEventsResponse> news;
+  std::vector<News> news;
   {
     const std::lock_guard lock(mutex_);
     news.swap(news_);
   }
-  for (const auto& response : news) {
+  for (const auto& [response, history] : news) {
     if (response.incarnation() != incarnation_) {
       // The agent has restarted. Its workers live, and attach again.
       incarnation_ = response.incarnation();
@@ -178,15 +190,16 @@ void RankWatch::take_news() {
       attached_.clear();
       for (Rank& rank : ranks_) rank.sessions.clear();
     }
-    for (const auto& event : response.events()) take(event);
+    for (const auto& event : response.events()) take(event, history);
   }
 }
 
-void RankWatch::take(const proto::AgentEvent& event) {
+void RankWatch::take(const proto::AgentEvent& event, bool history) {
   if (!visible_) return;
   const std::string& kind = event.kind();
   if (kind == "attach") {
-    const Attached attached{static_cast<pid_t>(event.pid()), event.rank(), is_ours(event)};
+    const Attached attached{static_cast<pid_t>(event.pid()), event.rank(),
+                            !history && is_ours(event)};
     attached_[event.session()] = attached;
     attach(event.session(), attached);
   } else if (kind == "detached" || kind == "died" || kind == "failed" || kind == "no_resident") {

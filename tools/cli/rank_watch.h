@@ -44,6 +44,9 @@ class RankWatch {
 
   // Begins to ask the agent. Later calls do nothing.
   Result<void> start();
+  // Before a worker starts: learns what the agent already tells, which cannot concern the worker.
+  // Waits a short time for the agent.
+  void begin();
   // From now on the ranks are those below `process`. Forgets the others, and the death.
   void follow(pid_t process);
   // Adds what to poll for.
@@ -71,6 +74,11 @@ class RankWatch {
     // Of `place_`, and not from before follow().
     bool ours = false;
   };
+  struct News {
+    proto::AgentEventsResponse response;
+    // Some of it may be from before begin().
+    bool history = false;
+  };
   RankWatch(std::unique_ptr<Remote> agent, RankPlace place)
       : place_(std::move(place)), agent_(std::move(agent)) {}
   void ask_agent();
@@ -78,7 +86,7 @@ class RankWatch {
   // Returns after an answer that was asked for by now, a failure, or a short time.
   void catch_up();
   void take_news();
-  void take(const proto::AgentEvent& event);
+  void take(const proto::AgentEvent& event, bool history);
   void attach(std::uint64_t session, const Attached& attached);
   void ended(std::uint64_t session, const std::string& kind);
   void died(std::uint32_t rank, pid_t pid);
@@ -107,7 +115,10 @@ class RankWatch {
   bool stopping_ = false;
   std::uint64_t asked_ = 0;
   std::uint64_t answered_ = 0;
-  std::vector<proto::AgentEventsResponse> news_;
+  // The question of begin(), and the newest one to which the agent itself gave an answer.
+  std::uint64_t begun_ = 0;
+  std::uint64_t learned_ = 0;
+  std::vector<News> news_;
 
   std::thread thread_;
 };

@@ -429,6 +429,7 @@ void Supervisor::take_turn(TimePoint deadline) {
 // --- lives of the worker
 
 Result<Supervisor::End> Supervisor::run_once(int failures) {
+  if (watches_ranks()) ranks_->begin();
   TRY(worker_, next_worker(failures));
   if (watches_ranks()) ranks_->follow(worker_->pid);
   if (failures == 0) start_companion();
