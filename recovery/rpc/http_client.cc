@@ -115,10 +115,10 @@ class HttpClient::Connection {
   }
 
   // Each returns what Beast does.
-  template <typename Serializer>
-  auto write(Serializer& serializer) {
+  template <typename Message>
+  auto write(Message& message) {
     return on_stream([&](auto& stream) {
-      return http::async_write(stream, serializer, asio::as_tuple(asio::use_awaitable));
+      return http::async_write(stream, message, asio::as_tuple(asio::use_awaitable));
     });
   }
   template <typename Parser>
@@ -171,10 +171,7 @@ asio::awaitable<Result<HttpReply>> HttpClient::exchange(Request what, TimePoint 
     request.body() = {what.body->data(), what.body->size()};
     request.prepare_payload();
   }
-  // Asio would copy several buffers to its stack. So the body is written alone.
-  http::request_serializer<http::span_body<const char>> serializer(request);
-  serializer.split(true);
-  const auto [write_error, written] = co_await connection_->write(serializer);
+  const auto [write_error, written] = co_await connection_->write(request);
   if (write_error) co_return network_error("send", write_error);
   beast::flat_buffer buffer;
   http::response_parser<http::string_body> parser;

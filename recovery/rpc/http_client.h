@@ -44,7 +44,7 @@ class HttpClient {
 
   // kUnavailable: no answer came; the message says why. A post may reach the server twice when a
   // kept connection breaks.
-  // `authorization`: the value of the header; "" for none. Over TLS, only secret memory gets a copy
+  // `authorization`: the value of the header; "" for none. The client keeps no copy
   // of the body.
   Result<HttpReply> post(std::string_view path, std::string_view body, TimePoint deadline,
                          std::string_view authorization = "");

@@ -1,18 +1,13 @@
 // Where the secrets of daemons must not be: in the part of their memory that a core dump has, in
 // `ps`, in environments, in logs, and in the output of commands.
-#include <algorithm>
 #include <filesystem>
 #include <map>
 
 #include <gtest/gtest.h>
-#include <openssl/bn.h>
-#include <openssl/core_names.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
 
 #include "recovery/rpc/http_client.h"
-#include "tests/proc/dumped_memory.h"
 #include "tests/recovery/rpc_certificates.h"
+#include "tests/support/dumped_memory.h"
 #include "tests/support/fleet.h"
 
 namespace rekindle::testing {
@@ -25,39 +20,9 @@ const std::string kFirst = "7c1f4be0d2a96f35-the-first-secret";
 const std::string kSecond = "e83a05d7719cb264-the-second-secret";
 const std::string kToken = "59d02c6bb1f7e448-the-token-of-a-reader";
 
-// A sequence of bytes and its name.
-struct Hidden {
-  std::string name;
-  std::string bytes;
-};
-
 std::vector<Hidden> forms_of_secret(const std::string& name, const std::string& secret) {
   return {{name, secret},
           {name + " as key of TLS", std::string(rpc::SharedKey(secret).key.reveal())}};
-}
-
-// A line of the file, and the number as OpenSSL keeps it and as files have it.
-std::vector<Hidden> forms_of_key(const std::string& name, const std::string& file) {
-  std::string pem = read_file(file);
-  pem = pem.substr(pem.find("-----BEGIN PRIVATE KEY-----"));
-  std::vector<Hidden> forms{{name + " in PEM", pem.substr(pem.find('\n') + 1, 48)}};
-  BIO* const text = BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size()));
-  EVP_PKEY* const key = PEM_read_bio_PrivateKey(text, nullptr, nullptr, nullptr);
-  EXPECT_NE(key, nullptr) << file;
-  std::string raw(32, '\0');
-  auto* const bytes = reinterpret_cast<unsigned char*>(raw.data());
-  if (std::size_t size = raw.size(); EVP_PKEY_get_raw_private_key(key, bytes, &size) != 1) {
-    BIGNUM* number = nullptr;
-    EXPECT_EQ(EVP_PKEY_get_bn_param(key, OSSL_PKEY_PARAM_PRIV_KEY, &number), 1);
-    EXPECT_EQ(BN_bn2binpad(number, bytes, 32), 32);
-    BN_clear_free(number);
-  }
-  EVP_PKEY_free(key);
-  BIO_free(text);
-  forms.push_back({name, raw});
-  std::reverse(raw.begin(), raw.end());
-  forms.push_back({name + " as a number", raw});
-  return forms;
 }
 
 enum class By { kSecret, kCertificate };

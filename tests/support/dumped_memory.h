@@ -14,8 +14,14 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <openssl/bn.h>
+#include <openssl/core_names.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
 
 #include "src/base/unique_fd.h"
+#include "tests/support/process.h"
 
 namespace rekindle::testing {
 
@@ -67,5 +73,35 @@ class DumpedMemory {
   std::vector<std::string> parts_;
   std::uint64_t excluded_bytes_ = 0;
 };
+
+// A sequence of bytes and its name.
+struct Hidden {
+  std::string name;
+  std::string bytes;
+};
+
+// A line of the file, and the number as OpenSSL keeps it and as files have it.
+inline std::vector<Hidden> forms_of_key(const std::string& name, const std::string& file) {
+  std::string pem = read_file(file);
+  pem = pem.substr(pem.find("-----BEGIN PRIVATE KEY-----"));
+  std::vector<Hidden> forms{{name + " in PEM", pem.substr(pem.find('\n') + 1, 48)}};
+  BIO* const text = BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size()));
+  EVP_PKEY* const key = PEM_read_bio_PrivateKey(text, nullptr, nullptr, nullptr);
+  EXPECT_NE(key, nullptr) << file;
+  std::string raw(32, '\0');
+  auto* const bytes = reinterpret_cast<unsigned char*>(raw.data());
+  if (std::size_t size = raw.size(); EVP_PKEY_get_raw_private_key(key, bytes, &size) != 1) {
+    BIGNUM* number = nullptr;
+    EXPECT_EQ(EVP_PKEY_get_bn_param(key, OSSL_PKEY_PARAM_PRIV_KEY, &number), 1);
+    EXPECT_EQ(BN_bn2binpad(number, bytes, 32), 32);
+    BN_clear_free(number);
+  }
+  EVP_PKEY_free(key);
+  BIO_free(text);
+  forms.push_back({name, raw});
+  std::reverse(raw.begin(), raw.end());
+  forms.push_back({name + " as a number", raw});
+  return forms;
+}
 
 }  // namespace rekindle::testing
