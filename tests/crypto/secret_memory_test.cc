@@ -156,6 +156,19 @@ TEST(OpenSslMemoryDeathTest, CannotBeChosenAfterTheFirstUse) {
   EXPECT_EXIT(choose_late(), ::testing::ExitedWithCode(3), "");
 }
 
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+TEST(SecretMemoryDeathTest, AddressSanitizerSeesItsEnd) {
+  auto* const block = static_cast<volatile char*>(allocate_secret(100));
+  block[99] = 'x';
+  EXPECT_DEATH(block[100] = 'x', "use-after-poison");
+  EXPECT_DEATH(block[115] = 'x', "use-after-poison");
+  free_secret(const_cast<char*>(block), 100);
+  EXPECT_DEATH(block[0] = 'x', "use-after-poison");
+}
+#endif
+#endif
+
 // One thread allocates without a pause, so it often holds the lock while the other one forks.
 TEST(SecretMemory, AChildOfForkUsesIt) {
   std::atomic<bool> stop = false;
