@@ -14,8 +14,8 @@ Result<TimePoint> PullerRights::check(const rpc::Peer& puller, const proto::Gran
                                       const Digest& root) const {
   TRY(const auto issuer, Incarnation::from_bytes(grant.issuer()));
   TRY(const std::string key, clock_.key_of(issuer));
-  TRY_VOID(
-      rpc::check_grant(grant, key, self_.secret, {puller.incarnation, self_.incarnation, root}));
+  TRY_VOID(rpc::check_grant(grant, key, self_.secret.reveal(),
+                            {puller.incarnation, self_.incarnation, root}));
   return clock_.check(issuer, grant.epoch(), grant.expiry_ms(), steady_now());
 }
 

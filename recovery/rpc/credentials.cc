@@ -1,7 +1,6 @@
 #include "recovery/rpc/credentials.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include <fcntl.h>
@@ -20,34 +19,36 @@ namespace {
 
 constexpr std::size_t kMinSecretBytes = 16;
 constexpr std::size_t kMaxSecretBytes = 4096;
+constexpr std::size_t kMaxKeyBytes = 64 << 10;
 constexpr std::size_t kMostSecrets = 2;
 constexpr std::chrono::seconds kLookEvery{1};
 
-Result<std::string> read_small_file(const UniqueFd& fd, const std::string& path) {
-  std::string text;
-  std::array<char, 1024> chunk;
-  for (;;) {
-    const ssize_t got = ::read(fd.get(), chunk.data(), chunk.size());
+// Reads in place, so that no other memory has the text.
+Result<crypto::SecretBytes> read_small_file(const UniqueFd& fd, const std::string& what,
+                                            std::size_t most) {
+  crypto::SecretBytes bytes(most + 1);
+  std::size_t size = 0;
+  while (size < bytes.size()) {
+    const ssize_t got = ::read(fd.get(), bytes.data() + size, bytes.size() - size);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return fail_errno(errno, fmt::format("read the secret file {}", path));
-    if (got == 0) return text;
-    text.append(chunk.data(), static_cast<std::size_t>(got));
-    if (text.size() > kMaxSecretBytes) {
-      return fail(ErrorCode::kInvalid, "the secret file {} is larger than {} bytes", path,
-                  kMaxSecretBytes);
-    }
+    if (got < 0) return fail_errno(errno, "read the " + what);
+    if (got == 0) break;
+    size += static_cast<std::size_t>(got);
   }
+  if (size > most) return fail(ErrorCode::kInvalid, "the {} is larger than {} bytes", what, most);
+  bytes.resize(size);
+  return bytes;
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
+std::vector<crypto::Secret> lines_of(std::string_view text) {
+  std::vector<crypto::Secret> lines;
   for (std::size_t begin = 0; begin < text.size();) {
     const auto end = std::min(text.find('\n', begin), text.size());
-    std::string line = text.substr(begin, end - begin);
+    const std::string_view line = text.substr(begin, end - begin);
     begin = end + 1;
     const auto first = line.find_first_not_of(" \t\r");
-    if (first == std::string::npos) continue;
-    lines.push_back(line.substr(first, line.find_last_not_of(" \t\r") - first + 1));
+    if (first == std::string_view::npos) continue;
+    lines.emplace_back(line.substr(first, line.find_last_not_of(" \t\r") - first + 1));
   }
   return lines;
 }
@@ -74,20 +75,34 @@ Result<void> check_private_file(int fd, const std::string& what) {
               what, info.st_mode & 07777);
 }
 
-Result<std::vector<std::string>> read_secrets(const std::string& path) {
-  if (path.empty()) return std::vector<std::string>();
+Result<crypto::SecretBytes> read_undumped(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) return fail_errno(errno, "open " + path);
+  return read_small_file(fd, "file " + path, kMaxKeyBytes);
+}
+
+Result<crypto::SecretBytes> read_private_key(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) return fail_errno(errno, "open " + path);
+  TRY_VOID(check_private_file(fd.get(), "key file " + path));
+  return read_small_file(fd, "key file " + path, kMaxKeyBytes);
+}
+
+Result<std::vector<crypto::Secret>> read_secrets(const std::string& path) {
+  if (path.empty()) return std::vector<crypto::Secret>();
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd) return fail_errno(errno, fmt::format("open the secret file {}", path));
   TRY_VOID(check_private_file(fd.get(), "secret file " + path));
-  TRY(const std::string text, read_small_file(fd, path));
-  auto secrets = lines_of(text);
+  TRY(const crypto::SecretBytes text, read_small_file(fd, "secret file " + path, kMaxSecretBytes));
+  auto secrets = lines_of({text.data(), text.size()});
   if (secrets.empty()) secrets.emplace_back();
-  for (const std::string& secret : secrets) {
-    if (secret.size() >= kMinSecretBytes) continue;
+  for (const crypto::Secret& secret : secrets) {
+    const std::size_t bytes = secret.reveal().size();
+    if (bytes >= kMinSecretBytes) continue;
     return fail(ErrorCode::kInvalid,
                 "a secret in {} has {} bytes, it needs at least {}; make one with: "
                 "openssl rand -hex 32",
-                path, secret.size(), kMinSecretBytes);
+                path, bytes, kMinSecretBytes);
   }
   if (secrets.size() > kMostSecrets) {
     return fail(ErrorCode::kInvalid,
@@ -97,17 +112,17 @@ Result<std::vector<std::string>> read_secrets(const std::string& path) {
   return secrets;
 }
 
-Result<std::string> read_secret(const std::string& path) {
-  TRY(const std::vector<std::string> secrets, read_secrets(path));
+Result<crypto::Secret> read_secret(const std::string& path) {
+  TRY(const std::vector<crypto::Secret> secrets, read_secrets(path));
   if (secrets.size() > 1) {
     return fail(ErrorCode::kInvalid, "the file {} has {} lines, one is wanted", path,
                 secrets.size());
   }
-  return secrets.empty() ? std::string() : secrets.front();
+  return secrets.empty() ? crypto::Secret() : secrets.front();
 }
 
 SharedKey::SharedKey(std::string_view secret)
-    : key(crypto::hmac_sha256(secret, "rekindle tls key v1")) {
+    : key(crypto::derived_key(secret, "rekindle tls key v1")) {
   const std::string digest = crypto::hmac_sha256(secret, "rekindle key id v1");
   for (std::size_t i = 0; i < 4; ++i) {
     id += fmt::format("{:02x}", static_cast<unsigned char>(digest[i]));
@@ -143,7 +158,7 @@ Result<std::shared_ptr<Credentials>> Credentials::open(CredentialOptions options
 
 std::shared_ptr<Credentials> Credentials::of_secret(const std::string& secret) {
   std::shared_ptr<Credentials> credentials(new Credentials({}));
-  credentials->secrets_ = {secret};
+  credentials->secrets_.emplace_back(secret);
   credentials->context_ = make_tls_context({}, credentials->secrets_).value();
   return credentials;
 }
@@ -190,9 +205,9 @@ Result<void> Credentials::reload(const CredentialOptions& options) {
   return {};
 }
 
-std::string Credentials::secret() const {
+crypto::Secret Credentials::secret() const {
   const std::lock_guard lock(mutex_);
-  return secrets_.empty() ? std::string() : secrets_.front();
+  return secrets_.empty() ? crypto::Secret() : secrets_.front();
 }
 
 Result<bool> is_loopback_address(const std::string& listen) {

@@ -9,6 +9,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
+#include "src/crypto/secret_memory.h"
 
 struct ssl_ctx_st;
 
@@ -32,10 +33,14 @@ struct CredentialOptions {
 
 // Reads a file of mode 0600 with 16 to 4096 bytes. Each line is a secret of at least 16 bytes
 // without surrounding white space. A third one is an error. Returns none for an empty path.
-Result<std::vector<std::string>> read_secrets(const std::string& path);
-// The same of a file with one secret. Returns "" for an empty path.
-Result<std::string> read_secret(const std::string& path);
+Result<std::vector<crypto::Secret>> read_secrets(const std::string& path);
+// The same of a file with one secret. Returns an empty one for an empty path.
+Result<crypto::Secret> read_secret(const std::string& path);
 
+// Reads a file of at most 64 KiB with a private key. No other memory has a copy of it.
+Result<crypto::SecretBytes> read_undumped(const std::string& path);
+// The same of a file that others may not read.
+Result<crypto::SecretBytes> read_private_key(const std::string& path);
 // kDenied: others may read the open file. `what` names it.
 Result<void> check_private_file(int fd, const std::string& what);
 
@@ -45,7 +50,7 @@ struct SharedKey {
   // 8 hexadecimal digits. Both ends print it; it tells nothing about the secret.
   std::string id;
   // 32 bytes.
-  std::string key;
+  crypto::Secret key;
 };
 
 // What new TLS connections use. Immutable, so connections keep it while newer ones replace it.
@@ -80,8 +85,8 @@ class Credentials {
   // Reads the secrets again, perhaps from another file. After an error nothing has changed. Options
   // without any proof, or with other certificate files, are an error: they need a restart.
   Result<void> reload(const CredentialOptions& options);
-  // The first secret; "": none.
-  std::string secret() const;
+  // The first secret; empty: none.
+  crypto::Secret secret() const;
   bool admits_protocol_2() const { return options_.admit_protocol_2; }
   bool admits_strangers() const { return options_.insecure; }
 
@@ -93,7 +98,7 @@ class Credentials {
   CredentialOptions options_;
   mutable std::mutex mutex_;
   // The mutex guards all members that follow.
-  std::vector<std::string> secrets_;
+  std::vector<crypto::Secret> secrets_;
   std::shared_ptr<const TlsContext> context_;
   // Of the certificate files: changes when they do.
   std::string stamp_;

@@ -31,7 +31,7 @@ GrantTimes grant_times() {
 
 void sign_grant(proto::Grant& grant, const Identity& issuer) {
   if (issuer.key != nullptr) grant.set_signature(issuer.key->sign(grant_text(kSigned, grant)));
-  grant.set_mac(crypto::hmac_sha256(issuer.secret, grant_text(kAuthenticated, grant)));
+  grant.set_mac(crypto::hmac_sha256(issuer.secret.reveal(), grant_text(kAuthenticated, grant)));
 }
 
 Result<void> check_grant(const proto::Grant& grant, std::string_view issuer_key,

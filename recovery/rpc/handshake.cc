@@ -220,7 +220,7 @@ Identity make_identity(proto::Role role, std::string node_id,
   identity.node_id = std::move(node_id);
   identity.key = std::make_shared<const crypto::SigningKey>(crypto::SigningKey::generate());
   identity.incarnation = incarnation_of(identity.key->public_key());
-  identity.secret = credentials == nullptr ? std::string() : credentials->secret();
+  if (credentials != nullptr) identity.secret = credentials->secret();
   identity.credentials = std::move(credentials);
   return identity;
 }

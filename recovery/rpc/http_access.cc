@@ -39,8 +39,8 @@ std::optional<std::string> HttpTokens::principal_of(std::string_view token) {
       log::error("http.tokens_refused", "why", read.error(), "effect", "the old ones stay in use");
     }
   }
-  for (const std::string& known : tokens_) {
-    if (same_token(known, token)) return "token:" + SharedKey(known).id;
+  for (const crypto::Secret& known : tokens_) {
+    if (same_token(known.reveal(), token)) return "token:" + SharedKey(known.reveal()).id;
   }
   return std::nullopt;
 }

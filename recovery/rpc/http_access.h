@@ -10,6 +10,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/result.h"
+#include "src/crypto/secret_memory.h"
 
 namespace rekindle::rpc {
 
@@ -30,7 +31,7 @@ class HttpTokens {
   explicit HttpTokens(std::string path) : path_(std::move(path)) {}
 
   const std::string path_;
-  std::vector<std::string> tokens_;
+  std::vector<crypto::Secret> tokens_;
   TimePoint next_look_{};
 };
 

@@ -16,6 +16,7 @@
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 
+#include "recovery/rpc/credentials.h"
 #include "src/async/task.h"
 
 namespace rekindle::rpc {
@@ -62,9 +63,12 @@ Result<std::unique_ptr<asio::ssl::context>> client_context(const HttpTlsFiles& f
   }
   if (error) return tls_file_error("authorities in", files.authorities, error);
   if (!files.certificate.empty()) {
-    context->use_certificate_chain_file(files.certificate, error);
+    // Both may lie in one file.
+    TRY(const auto chain, read_undumped(files.certificate));
+    context->use_certificate_chain(asio::buffer(chain), error);
     if (error) return tls_file_error("certificate in", files.certificate, error);
-    context->use_private_key_file(files.key, asio::ssl::context::pem, error);
+    TRY(const auto key, read_undumped(files.key));
+    context->use_private_key(asio::buffer(key), asio::ssl::context::pem, error);
     if (error) return tls_file_error("key in", files.key, error);
   }
   return context;
@@ -158,13 +162,13 @@ asio::awaitable<Result<HttpReply>> HttpClient::exchange(Request what, TimePoint 
     }
   }
   connection_->tcp().expires_at(deadline);
-  http::request<http::string_body> request{what.body ? http::verb::post : http::verb::get,
-                                           what.path, 11};
+  http::request<http::span_body<const char>> request{what.body ? http::verb::post : http::verb::get,
+                                                     what.path, 11};
   request.set(http::field::host, server_.to_string());
   if (!what.authorization.empty()) request.set(http::field::authorization, what.authorization);
   if (what.body) {
     request.set(http::field::content_type, "application/json");
-    request.body() = std::move(*what.body);
+    request.body() = {what.body->data(), what.body->size()};
     request.prepare_payload();
   }
   const auto [write_error, written] = co_await connection_->write(request);
@@ -179,13 +183,14 @@ asio::awaitable<Result<HttpReply>> HttpClient::exchange(Request what, TimePoint 
   co_return HttpReply{static_cast<int>(response.result_int()), std::move(response.body())};
 }
 
-Result<HttpReply> HttpClient::post(std::string_view path, const std::string& body,
-                                   TimePoint deadline, const std::string& authorization) {
-  return ask({std::string(path), body, authorization}, deadline);
+Result<HttpReply> HttpClient::post(std::string_view path, std::string_view body, TimePoint deadline,
+                                   std::string_view authorization) {
+  return ask({path, body, authorization}, deadline);
 }
 
-Result<HttpReply> HttpClient::get(std::string_view path, TimePoint deadline) {
-  return ask({std::string(path), std::nullopt, ""}, deadline);
+Result<HttpReply> HttpClient::get(std::string_view path, TimePoint deadline,
+                                  std::string_view authorization) {
+  return ask({path, std::nullopt, authorization}, deadline);
 }
 
 Result<HttpReply> HttpClient::ask(Request request, TimePoint deadline) {

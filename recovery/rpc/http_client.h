@@ -44,10 +44,12 @@ class HttpClient {
 
   // kUnavailable: no answer came; the message says why. A post may reach the server twice when a
   // kept connection breaks.
-  // `authorization`: the value of the header; "" for none.
-  Result<HttpReply> post(std::string_view path, const std::string& body, TimePoint deadline,
-                         const std::string& authorization = "");
-  Result<HttpReply> get(std::string_view path, TimePoint deadline);
+  // `authorization`: the value of the header; "" for none. The client keeps no copy
+  // of the body.
+  Result<HttpReply> post(std::string_view path, std::string_view body, TimePoint deadline,
+                         std::string_view authorization = "");
+  Result<HttpReply> get(std::string_view path, TimePoint deadline,
+                        std::string_view authorization = "");
   // From any thread: ends the call that runs. The client makes no call afterwards.
   void interrupt() { io_.stop(); }
   const HostPort& server() const { return server_; }
@@ -56,10 +58,10 @@ class HttpClient {
   static constexpr std::size_t kMostAnswerBytes = 1u << 20;
 
   struct Request {
-    std::string path;
+    std::string_view path;
     // Without one: a GET.
-    std::optional<std::string> body;
-    std::string authorization;
+    std::optional<std::string_view> body;
+    std::string_view authorization;
   };
   class Connection;
   boost::asio::awaitable<Result<HttpReply>> exchange(Request request, TimePoint deadline);

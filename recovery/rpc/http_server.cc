@@ -33,7 +33,11 @@ constexpr int kRequestsPerConnection = 10'000;
 constexpr std::size_t kFirstBytes = 4096;
 constexpr std::chrono::milliseconds kHttpRefusalLogInterval{100};
 
-using Request = http::request<http::empty_body>;
+// Headers of requests may hold a token.
+using Allocator = crypto::SecretAllocator<char>;
+using Buffer = beast::basic_flat_buffer<Allocator>;
+using RequestParser = http::request_parser<http::empty_body, Allocator>;
+using Request = RequestParser::value_type;
 using Response = http::response<http::string_body>;
 
 std::string_view field_of(const Request& request, http::field field) {
@@ -155,7 +159,7 @@ void HttpServer::note_refusal(const std::string& peer_address, const std::string
 struct HttpServer::Conversation {
   HttpServer& server;
   beast::tcp_stream& timed;
-  beast::flat_buffer& buffer;
+  Buffer& buffer;
   std::string peer_address;
   bool is_encrypted = false;
   // Of its certificate. Empty: it has given none that is valid.
@@ -213,7 +217,7 @@ struct HttpServer::Conversation {
     const TimePoint ends = steady_now() + server.options_.connection_life;
     const auto stopped = [&error] { return asio::redirect_error(asio::use_awaitable, error); };
     for (int i = 0; i < kRequestsPerConnection; ++i) {
-      http::request_parser<http::empty_body> parser;
+      RequestParser parser;
       parser.header_limit(kMaxHeaderBytes);
       // The time of the first request runs since the connection was accepted.
       if (i > 0) timed.expires_after(server.options_.request_deadline);
@@ -265,7 +269,7 @@ struct HttpServer::Conversation {
 async::Task<void> HttpServer::serve(asio::ip::tcp::socket socket, std::string peer_address,
                                     [[maybe_unused]] std::unique_ptr<Place> place) {
   beast::tcp_stream stream(std::move(socket));
-  beast::flat_buffer buffer(kMaxRequestBytes);
+  Buffer buffer(kMaxRequestBytes);
   stream.expires_after(options_.request_deadline);
   boost::system::error_code error;
   const std::size_t size = co_await stream.async_read_some(

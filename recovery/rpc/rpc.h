@@ -20,6 +20,7 @@
 #include "src/base/clock.h"
 #include "src/base/ids.h"
 #include "src/base/result.h"
+#include "src/crypto/secret_memory.h"
 #include "src/crypto/signing_key.h"
 
 // Framed protobuf over TCP or unix sockets (docs/reference/wire.md): 4-byte length, 16 MiB cap
@@ -43,8 +44,8 @@ struct Identity {
   // Made when the process starts, and known to it alone. It proves that a connection belongs to
   // this incarnation, and signs grants.
   std::shared_ptr<const crypto::SigningKey> key = {};
-  // The first cluster secret when the process began; "" for none.
-  std::string secret;
+  // The first cluster secret when the process began; empty for none.
+  crypto::Secret secret;
   // What it proves on TCP connections, and demands from peers. nullptr: nothing.
   std::shared_ptr<Credentials> credentials = {};
   // Returns the highest epoch of a coordinator that this process has heard of; may be empty.

@@ -234,8 +234,8 @@ async::Task<Result<proto::Frame>> read_handshake(std::shared_ptr<Connection> con
 struct Greeting {
   Identity identity;
   bool is_unix = false;
-  // "" unless the connection is of protocol 2.
-  std::string secret;
+  // Empty unless the connection is of protocol 2.
+  crypto::Secret secret;
   std::optional<Incarnation> expected;
   proto::Role wanted = proto::ROLE_UNKNOWN;
 };
@@ -252,13 +252,14 @@ async::Task<Result<void>> exchange_signatures(std::shared_ptr<Connection> connec
   co_return connection->send(answer);
 }
 
-async::Task<Result<void>> exchange_macs(std::shared_ptr<Connection> connection, std::string secret,
-                                        proto::Hello own, proto::Hello theirs) {
+async::Task<Result<void>> exchange_macs(std::shared_ptr<Connection> connection,
+                                        crypto::Secret secret, proto::Hello own,
+                                        proto::Hello theirs) {
   proto::Frame proof;
-  proof.mutable_proof()->set_mac(make_proof(secret, Side::kCaller, own, theirs));
+  proof.mutable_proof()->set_mac(make_proof(secret.reveal(), Side::kCaller, own, theirs));
   CO_TRY_VOID(connection->send(proof));
   CO_TRY(const proto::Frame answer, co_await read_handshake(connection, proto::Frame::kProof));
-  co_return check_proof(answer.proof(), secret, Side::kServer, theirs, own);
+  co_return check_proof(answer.proof(), secret.reveal(), Side::kServer, theirs, own);
 }
 
 async::Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Greeting greeting) {
@@ -266,7 +267,7 @@ async::Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Greeting
   Peer proven;
   CO_TRY_VOID(connection->prove(proven));
   proto::Frame own;
-  *own.mutable_hello() = make_hello(identity, greeting.secret, greeting.expected);
+  *own.mutable_hello() = make_hello(identity, greeting.secret.reveal(), greeting.expected);
   CO_TRY_VOID(connection->send(own));
   CO_TRY(const proto::Frame answer, co_await read_handshake(connection, proto::Frame::kHello));
   CO_TRY(Peer peer, check_hello(own.hello(), answer.hello()));
@@ -283,7 +284,7 @@ async::Task<Result<Peer>> greet(std::shared_ptr<Connection> connection, Greeting
     auto proving = exchange_macs(connection, greeting.secret, own.hello(), answer.hello());
     CO_TRY_VOID(co_await std::move(proving));
     peer.proof = Proof::kSecret;
-    peer.principals = {"secret:" + SharedKey(greeting.secret).id};
+    peer.principals = {"secret:" + SharedKey(greeting.secret.reveal()).id};
   }
   if (greeting.is_unix) {
     peer.local_user = true;
@@ -418,7 +419,7 @@ async::Task<Result<std::shared_ptr<RpcClient>>> RpcClient::connect(
     std::optional<Incarnation> expected, proto::Role wanted) {
   const bool is_unix = address.starts_with(kUnixPrefix);
   const TimePoint until = steady_clock::now() + deadline;
-  Greeting greeting{std::move(identity), is_unix, "", expected, wanted};
+  Greeting greeting{std::move(identity), is_unix, {}, expected, wanted};
   auto connecting = connect_allowed(address, std::move(greeting), until);
   auto greeted = co_await std::move(connecting);
   if (!greeted) {

@@ -130,16 +130,16 @@ async::Task<Result<void>> ServerConnection::secure() {
   co_return connection_->prove(peer_);
 }
 
-Result<std::string> ServerConnection::plain_secret(const proto::Hello& theirs) const {
+Result<crypto::Secret> ServerConnection::plain_secret(const proto::Hello& theirs) const {
   const auto& credentials = shared_->identity.credentials;
-  if (uses_tls_ || !unix_path_.empty() || credentials == nullptr) return std::string();
+  if (uses_tls_ || !unix_path_.empty() || credentials == nullptr) return crypto::Secret();
   if (credentials->admits_protocol_2() && theirs.authenticated()) return credentials->secret();
-  if (credentials->admits_strangers()) return std::string();
+  if (credentials->admits_strangers()) return crypto::Secret();
   return fail(ErrorCode::kDenied,
               "peers of protocol 2 must prove the cluster secret; give the caller --secret-file");
 }
 
-async::Task<Result<void>> ServerConnection::exchange_proofs(std::string secret, proto::Frame own,
+async::Task<Result<void>> ServerConnection::exchange_proofs(crypto::Secret secret, proto::Frame own,
                                                             proto::Frame theirs) {
   const bool signs = both_sign(own.hello(), theirs.hello());
   CO_TRY_VOID(connection_->send(own));
@@ -158,8 +158,10 @@ async::Task<Result<void>> ServerConnection::exchange_proofs(std::string secret, 
   if (signs) {
     co_return check_signature(proof.proof(), Side::kCaller, channel, theirs.hello(), own.hello());
   }
-  CO_TRY_VOID(check_proof(proof.proof(), secret, Side::kCaller, theirs.hello(), own.hello()));
-  answer.mutable_proof()->set_mac(make_proof(secret, Side::kServer, own.hello(), theirs.hello()));
+  CO_TRY_VOID(
+      check_proof(proof.proof(), secret.reveal(), Side::kCaller, theirs.hello(), own.hello()));
+  answer.mutable_proof()->set_mac(
+      make_proof(secret.reveal(), Side::kServer, own.hello(), theirs.hello()));
   co_return connection_->send(answer);
 }
 
@@ -177,9 +179,9 @@ async::Task<Result<void>> ServerConnection::greet() {
   if (theirs.kind_case() != proto::Frame::kHello) {
     co_return fail(ErrorCode::kInvalid, "a connection must begin with a hello");
   }
-  CO_TRY(const std::string secret, plain_secret(theirs.hello()));
+  CO_TRY(const crypto::Secret secret, plain_secret(theirs.hello()));
   proto::Frame own;
-  *own.mutable_hello() = make_hello(shared_->identity, secret, std::nullopt);
+  *own.mutable_hello() = make_hello(shared_->identity, secret.reveal(), std::nullopt);
   CO_TRY(Peer peer, check_hello(own.hello(), theirs.hello()));
   peer.address = peer_.address;
   peer.local_user = peer_.local_user;
@@ -198,7 +200,7 @@ async::Task<Result<void>> ServerConnection::greet() {
   CO_TRY_VOID(co_await std::move(proving));
   if (!secret.empty()) {
     peer.proof = Proof::kSecret;
-    peer.principals = {"secret:" + SharedKey(secret).id};
+    peer.principals = {"secret:" + SharedKey(secret.reveal()).id};
   }
   peer_ = std::move(peer);
   tell_epoch(shared_->identity, peer_);

@@ -75,9 +75,9 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   async::Task<Result<void>> greet();
   // TLS, or the end of a caller that has to use it.
   async::Task<Result<void>> secure();
-  // The secret that a plain caller has to prove, "" for none.
-  Result<std::string> plain_secret(const proto::Hello& theirs) const;
-  async::Task<Result<void>> exchange_proofs(std::string secret, proto::Frame own,
+  // The secret that a plain caller has to prove, empty for none.
+  Result<crypto::Secret> plain_secret(const proto::Hello& theirs) const;
+  async::Task<Result<void>> exchange_proofs(crypto::Secret secret, proto::Frame own,
                                             proto::Frame theirs);
   // May the peer make this call? Tells the guard of a refusal.
   Result<CallObject> admit(const proto::Request& request) const;

@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/ssl/context.hpp>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
@@ -169,19 +171,23 @@ Result<void> use_revocations(SSL_CTX* context, const std::string& path) {
 }
 
 Result<void> use_certificate(SSL_CTX* context, const CredentialOptions& options) {
-  {
-    const UniqueFd key(::open(options.key_file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (!key) return fail_errno(errno, fmt::format("--tls-key: open {}", options.key_file));
-    TRY_VOID(check_private_file(key.get(), "key file " + options.key_file));
+  // One file may hold both, so neither is read with a buffer of the C library.
+  auto chain = read_undumped(options.certificate_file);
+  if (!chain) return fail(std::move(chain).error().with_context("--tls-cert"));
+  auto key = read_private_key(options.key_file);
+  if (!key) return fail(std::move(key).error().with_context("--tls-key"));
+  SSL_CTX_set_default_passwd_cb(context, [](char*, int, int, void*) { return 0; });
+  SSL_CTX_up_ref(context);
+  boost::asio::ssl::context files(context);
+  boost::system::error_code error;
+  if (files.use_certificate_chain(boost::asio::buffer(*chain), error)) {
+    return fail(ErrorCode::kInvalid, "--tls-cert {}: is not a certificate in PEM ({})",
+                options.certificate_file, error.message());
   }
-  const auto no_password = [](char*, int, int, void*) { return 0; };
-  SSL_CTX_set_default_passwd_cb(context, no_password);
-  if (SSL_CTX_use_certificate_chain_file(context, options.certificate_file.c_str()) != 1) {
-    return bad_file("--tls-cert", options.certificate_file, "is not a certificate in PEM");
-  }
-  if (SSL_CTX_use_PrivateKey_file(context, options.key_file.c_str(), SSL_FILETYPE_PEM) != 1) {
-    return bad_file("--tls-key", options.key_file,
-                    "is not the unencrypted key, in PEM, of --tls-cert");
+  if (files.use_private_key(boost::asio::buffer(*key), boost::asio::ssl::context::pem, error)) {
+    return fail(ErrorCode::kInvalid,
+                "--tls-key {}: is not the unencrypted key, in PEM, of --tls-cert ({})",
+                options.key_file, error.message());
   }
   if (SSL_CTX_load_verify_file(context, options.authority_file.c_str()) != 1) {
     return bad_file("--tls-ca", options.authority_file, "has no certificates in PEM");
@@ -211,7 +217,7 @@ struct TlsCallbacks {
     return static_cast<TlsSession*>(SSL_get_ex_data(ssl, index()));
   }
 
-  static SSL_SESSION* to_session(SSL* ssl, const std::string& key) {
+  static SSL_SESSION* to_session(SSL* ssl, std::string_view key) {
     SSL_SESSION* shared = SSL_SESSION_new();
     const SSL_CIPHER* cipher = SSL_CIPHER_find(ssl, kAes128GcmSha256.data());
     if (shared != nullptr && cipher != nullptr &&
@@ -241,7 +247,7 @@ struct TlsCallbacks {
     for (const SharedKey& key : self.context_->shared_keys) {
       if (key.id != id) continue;
       self.key_id_ = key.id;
-      *found = to_session(ssl, key.key);
+      *found = to_session(ssl, key.key.reveal());
       return *found != nullptr ? 1 : 0;
     }
     self.unknown_key_id_ = id.substr(0, 8);
@@ -258,7 +264,7 @@ struct TlsCallbacks {
     self.key_id_ = key.id;
     self.offered_identity_ = self.context_->has_certificate ? kKeyOrCertificate : kOnlyKey;
     self.offered_identity_ += key.id;
-    *used = to_session(ssl, key.key);
+    *used = to_session(ssl, key.key.reveal());
     if (*used == nullptr) return 0;
     *identity = reinterpret_cast<const unsigned char*>(self.offered_identity_.data());
     *size = self.offered_identity_.size();
@@ -330,7 +336,7 @@ struct TlsNetwork {
 namespace {
 
 Result<std::unique_ptr<SSL_CTX, TlsContext::Free>> make_side(
-    const CredentialOptions& options, const std::vector<std::string>& secrets, Side side) {
+    const CredentialOptions& options, const std::vector<crypto::Secret>& secrets, Side side) {
   std::unique_ptr<SSL_CTX, TlsContext::Free> context(SSL_CTX_new(TLS_method()));
   SSL_CTX* raw = context.get();
   if (raw == nullptr || SSL_CTX_set_min_proto_version(raw, TLS1_3_VERSION) != 1 ||
@@ -365,12 +371,12 @@ Result<std::unique_ptr<SSL_CTX, TlsContext::Free>> make_side(
 void TlsContext::Free::operator()(ssl_ctx_st* context) const { SSL_CTX_free(context); }
 
 Result<std::shared_ptr<const TlsContext>> make_tls_context(
-    const CredentialOptions& options, const std::vector<std::string>& secrets) {
+    const CredentialOptions& options, const std::vector<crypto::Secret>& secrets) {
   ERR_clear_error();
   auto made = std::make_shared<TlsContext>();
   TRY(made->caller, make_side(options, secrets, Side::kCaller));
   TRY(made->server, make_side(options, secrets, Side::kServer));
-  for (const std::string& secret : secrets) made->shared_keys.emplace_back(secret);
+  for (const crypto::Secret& secret : secrets) made->shared_keys.emplace_back(secret.reveal());
   if (X509* certificate = SSL_CTX_get0_certificate(made->caller.get())) {
     made->has_certificate = true;
     made->principals = names_of(certificate);

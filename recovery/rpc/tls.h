@@ -18,8 +18,8 @@ struct x509_st;
 namespace rekindle::rpc {
 
 // Reads the certificate files. kInvalid, kNotFound, kDenied: they cannot be used.
-Result<std::shared_ptr<const TlsContext>> make_tls_context(const CredentialOptions& options,
-                                                           const std::vector<std::string>& secrets);
+Result<std::shared_ptr<const TlsContext>> make_tls_context(
+    const CredentialOptions& options, const std::vector<crypto::Secret>& secrets);
 
 // The first byte of a TLS connection. A plain one begins with 0, of the length of a frame.
 inline constexpr char kTlsFirstByte = 22;

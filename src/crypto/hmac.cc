@@ -9,8 +9,11 @@
 
 namespace rekindle::crypto {
 
-std::string hmac_sha256(std::string_view key, std::string_view message) {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> mac;
+namespace {
+
+using Mac = std::array<unsigned char, EVP_MAX_MD_SIZE>;
+
+std::string_view compute(Mac& mac, std::string_view key, std::string_view message) {
   unsigned int size = 0;
   if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
            reinterpret_cast<const unsigned char*>(message.data()), message.size(), mac.data(),
@@ -18,6 +21,20 @@ std::string hmac_sha256(std::string_view key, std::string_view message) {
     throw std::runtime_error("HMAC-SHA256 failed");
   }
   return {reinterpret_cast<const char*>(mac.data()), size};
+}
+
+}  // namespace
+
+std::string hmac_sha256(std::string_view key, std::string_view message) {
+  Mac mac;
+  return std::string(compute(mac, key, message));
+}
+
+Secret derived_key(std::string_view key, std::string_view label) {
+  Mac mac;
+  Secret derived(compute(mac, key, label));
+  OPENSSL_cleanse(mac.data(), mac.size());
+  return derived;
 }
 
 bool equal_constant_time(std::string_view a, std::string_view b) {

@@ -44,7 +44,7 @@ std::string raw_public_key(EVP_PKEY* key) {
   return raw;
 }
 
-Bio reader_of(const std::string& pem) {
+Bio reader_of(std::string_view pem) {
   return must(Bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size()))), "BIO_new_mem_buf");
 }
 
@@ -69,7 +69,7 @@ SigningKey SigningKey::generate() {
       must(EVP_PKEY_Q_keygen(nullptr, nullptr, "ED25519"), "EVP_PKEY_Q_keygen")));
 }
 
-Result<SigningKey> SigningKey::from_pem(const std::string& pem) {
+Result<SigningKey> SigningKey::from_pem(std::string_view pem) {
   Key key(PEM_read_bio_PrivateKey(reader_of(pem).get(), nullptr, no_passphrase, nullptr));
   if (!key) {
     return fail(ErrorCode::kInvalid,

@@ -20,7 +20,7 @@ class SigningKey {
   static SigningKey generate();
   // Reads an unencrypted PKCS#8 file, as `openssl genpkey -algorithm ed25519` writes it. kInvalid:
   // it is none, or of another algorithm.
-  static Result<SigningKey> from_pem(const std::string& pem);
+  static Result<SigningKey> from_pem(std::string_view pem);
   std::string to_pem() const;
 
   const std::string& public_key() const { return public_key_; }

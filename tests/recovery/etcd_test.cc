@@ -11,6 +11,7 @@
 #include "recovery/coordinator/etcd/etcd_state.h"
 #include "recovery/coordinator/etcd/gateway.h"
 #include "recovery/coordinator/state_records.h"
+#include "tests/support/dumped_memory.h"
 #include "tests/support/fleet.h"
 #include "tests/support/numbered_digest.h"
 
@@ -293,9 +294,10 @@ class EtcdOverTls : public Etcd {
     certs({"issue", dir("other").string(), "coordinator", "c"});
     write_secret("password", kPassword);
     write_secret("wrong-password", "not the password of etcd");
-    write_secret("state-key", "the key of the state in etcd");
+    write_secret("state-key", kStateKey);
   }
   static constexpr const char* kPassword = "a password for etcd's user";
+  static constexpr const char* kStateKey = "the key of the state in etcd";
 
   void certs(std::vector<std::string> words) {
     words.insert(words.begin(), {kRekindle, "certs"});
@@ -430,6 +432,21 @@ TEST_F(EtcdOverTls, ALeaderStaysWhenItsTokenEndsAndAWrongPasswordDoesNotLead) {
   start_tls();
   EXPECT_TRUE(eventually([&] { return publish("m@2").exit.code == 0; })) << first->err();
   EXPECT_THAT(first->err(), ::testing::Not(HasSubstr(kPassword)));
+}
+
+TEST_F(EtcdOverTls, ACoreDumpHasNeitherThePasswordNorAKey) {
+  start_tls();
+  demand_a_user();
+  auto words = with_password("password");
+  words.insert(words.end(), {"--etcd-state-key", dir("state-key").string()});
+  const auto first = leader(words);
+  ASSERT_TRUE(first->wait_for_out("coordinator listening on")) << first->err();
+  const DumpedMemory dumped(first->pid());
+  EXPECT_TRUE(dumped.has(dir("password").string())) << "the name of the file is no secret";
+  auto hidden = forms_of_key("the key of the certificate", ca("coordinator-c.pem"));
+  hidden.push_back({"the password", kPassword});
+  hidden.push_back({"the key of the state", kStateKey});
+  for (const auto& [what, bytes] : hidden) EXPECT_FALSE(dumped.has(bytes)) << what;
 }
 
 TEST_F(EtcdOverTls, WhoeverCanWriteToEtcdCannotInventAVersion) {

@@ -106,14 +106,17 @@ class SecretFile : public ::testing::Test {
 
 TEST_F(SecretFile, WhiteSpaceAroundItIsCut) {
   write("  0123456789abcdef\n");
-  EXPECT_EQ(read_secrets(path_)->front(), "0123456789abcdef");
+  EXPECT_EQ(read_secrets(path_)->front().reveal(), "0123456789abcdef");
   EXPECT_TRUE(read_secrets("")->empty());
 }
 
 TEST_F(SecretFile, EachLineIsASecretAndTwoAreAcceptedAtATime) {
   write("0123456789abcdef\n\nfedcba9876543210\r\n");
-  EXPECT_EQ(*read_secrets(path_),
-            (std::vector<std::string>{"0123456789abcdef", "fedcba9876543210"}));
+  const auto two = read_secrets(path_);
+  ASSERT_TRUE(two) << two.error().message();
+  ASSERT_EQ(two->size(), 2u);
+  EXPECT_EQ(two->front().reveal(), "0123456789abcdef");
+  EXPECT_EQ(two->back().reveal(), "fedcba9876543210");
   write("0123456789abcdef\nshort\n");
   EXPECT_EQ(read_secrets(path_).error().code(), ErrorCode::kInvalid);
   write("0123456789abcdef\nfedcba9876543210\nand a third secret\n");

@@ -305,7 +305,7 @@ TEST_F(RpcTls, SecretsRotateWithoutARefusedHandshake) {
   EXPECT_FALSE(connects());
   directory_.write("caller", "short");
   EXPECT_FALSE(caller->reload(caller_options));
-  EXPECT_EQ(caller->secret(), kSecretA) << "a bad file changes nothing";
+  EXPECT_EQ(caller->secret().reveal(), kSecretA) << "a bad file changes nothing";
   directory_.write("caller", both() + "a third secret, as long");
   EXPECT_FALSE(caller->reload(caller_options));
 }

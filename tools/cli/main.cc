@@ -11,6 +11,7 @@
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
 #include "src/base/version.h"
+#include "src/crypto/secret_memory.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/cli_session.h"
 #include "tools/cli/command_line.h"
@@ -152,6 +153,7 @@ int parse_error(CLI::App& app, const CLI::ParseError& error) {
 }
 
 int run_main(int argc, char** argv) {
+  crypto::keep_openssl_secret();
   // A peer or pipe that goes away fails its call and does not end the process.
   std::signal(SIGPIPE, SIG_IGN);
   // For tests of this binary.

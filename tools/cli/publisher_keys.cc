@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "recovery/rpc/credentials.h"
 #include "src/base/unique_fd.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/cli_session.h"
@@ -82,18 +83,9 @@ Result<int> show_keys(const Settings& settings, const std::string& path) {
 }  // namespace
 
 Result<crypto::SigningKey> read_sign_key(const std::string& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return fail_errno(errno, "--sign-key " + path);
-  // Only root can give a file of root to a group. systemd and Kubernetes hand secrets over like
-  // that.
-  const mode_t forbidden = status.st_uid == 0 ? 037 : 077;
-  if ((status.st_mode & forbidden) != 0) {
-    return fail(ErrorCode::kDenied,
-                "--sign-key {}: the file is open to other users (mode {:o}); run: chmod 600 {}",
-                path, status.st_mode & 07777, path);
-  }
-  TRY(const std::string pem, read_text_file(path));
-  auto key = crypto::SigningKey::from_pem(pem);
+  auto pem = rpc::read_private_key(path);
+  if (!pem) return fail(std::move(pem).error().with_context("--sign-key"));
+  auto key = crypto::SigningKey::from_pem({pem->data(), pem->size()});
   if (!key) return fail(std::move(key).error().with_context("--sign-key " + path));
   return key;
 }

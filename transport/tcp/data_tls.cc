@@ -29,9 +29,10 @@ std::string last_tls_error() {
 
 // As if the token had been agreed on in an earlier connection.
 SSL_SESSION* session_of(SSL* ssl, const SessionToken& token) {
-  const std::string key =
-      crypto::hmac_sha256({reinterpret_cast<const char*>(token.bytes.data()), token.bytes.size()},
+  const crypto::Secret secret =
+      crypto::derived_key({reinterpret_cast<const char*>(token.bytes.data()), token.bytes.size()},
                           "rekindle data stream tls v1");
+  const std::string_view key = secret.reveal();
   const SSL_CIPHER* const cipher = SSL_CIPHER_find(ssl, kCipherId);
   SSL_SESSION* const session = SSL_SESSION_new();
   const bool made = session != nullptr && cipher != nullptr &&

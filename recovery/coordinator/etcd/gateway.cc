@@ -142,10 +142,33 @@ Gateway::Gateway(Access access) : access_(std::move(access)) {
   }
 }
 
+namespace {
+
+// The JSON library would keep copies of the password.
+crypto::SecretBytes log_in_text(const std::string& user, const crypto::Secret& password) {
+  crypto::SecretBytes text;
+  const auto add = [&text](std::string_view more) {
+    text.insert(text.end(), more.begin(), more.end());
+  };
+  add(fmt::format(R"({{"name":{},"password":")", nlohmann::json(user).dump()));
+  for (const char c : password.reveal()) {
+    if (static_cast<unsigned char>(c) < 0x20) {
+      add(fmt::format("\\u{:04x}", c));
+      continue;
+    }
+    if (c == '"' || c == '\\') text.push_back('\\');
+    text.push_back(c);
+  }
+  add("\"}");
+  return text;
+}
+
+}  // namespace
+
 Result<void> Gateway::log_in(rpc::HttpClient& member, TimePoint deadline) {
-  TRY(const std::string password, rpc::read_secret(access_.password_file));
-  const nlohmann::json who = {{"name", access_.user}, {"password", password}};
-  TRY(const auto reply, member.post("/v3/auth/authenticate", who.dump(), deadline));
+  TRY(const crypto::Secret password, rpc::read_secret(access_.password_file));
+  const crypto::SecretBytes who = log_in_text(access_.user, password);
+  TRY(const auto reply, member.post("/v3/auth/authenticate", {who.data(), who.size()}, deadline));
   auto answer = answer_in(reply);
   // etcd answers 400 to a wrong password.
   if (!answer && answer.error().code() != ErrorCode::kUnavailable) {

@@ -42,14 +42,14 @@ std::string StateSeal::mac(std::string_view label, std::string_view name,
                            std::string_view value) const {
   crypto::BoundText text(label);
   text.bytes(name).bytes(value);
-  return crypto::hmac_sha256(key_, std::move(text).take());
+  return crypto::hmac_sha256(key_.reveal(), std::move(text).take());
 }
 
 // In the order of their names. Each MAC binds the name of its record.
 std::string StateSeal::all() const {
   crypto::BoundText text(kSetLabel);
   for (const auto& [name, mac] : macs_) text.bytes(mac);
-  return crypto::hmac_sha256(key_, std::move(text).take());
+  return crypto::hmac_sha256(key_.reveal(), std::move(text).take());
 }
 
 std::string StateSeal::seal(const std::string& name, std::string_view value) {

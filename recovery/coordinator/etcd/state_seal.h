@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "src/base/result.h"
+#include "src/crypto/secret_memory.h"
 
 namespace rekindle::coordinator::etcd {
 
@@ -16,7 +17,7 @@ namespace rekindle::coordinator::etcd {
 // tells which records there are, and of which values. No plain value begins with a 0.
 class StateSeal {
  public:
-  explicit StateSeal(std::string key) : key_(std::move(key)) {}
+  explicit StateSeal(crypto::Secret key) : key_(std::move(key)) {}
 
   static bool is_sealed(std::string_view stored);
 
@@ -38,7 +39,7 @@ class StateSeal {
   std::string mac(std::string_view label, std::string_view name, std::string_view value) const;
   std::string all() const;
 
-  const std::string key_;
+  const crypto::Secret key_;
   std::map<std::string, std::string> macs_;
 };
 
