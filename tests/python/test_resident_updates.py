@@ -298,11 +298,14 @@ def test_a_copy_is_refused_where_the_constructor_has_one_tensor_of_two(taken):
 # --- tensors that are not on the device
 
 
-def with_table():
+LARGE = 2048
+
+
+def with_table(numbers=LARGE):
     """A model on a device that is not that of its table."""
     model = nn.Module()
     model.weight = nn.Parameter(torch.empty(4, device="meta"))
-    model.table = torch.zeros(4)
+    model.table = torch.zeros(numbers)
     return model
 
 
@@ -311,12 +314,13 @@ def of_meta():
     return types.SimpleNamespace(session=types.SimpleNamespace(_device=device))
 
 
-CHANGES = [lambda model: model.table.add_(1), lambda model: setattr(model, "table", torch.zeros(4)),
-           lambda model: setattr(model, "other", torch.zeros(4))]
+CHANGES = [lambda model: model.table.add_(1),
+           lambda model: setattr(model, "table", torch.ones_like(model.table)),
+           lambda model: setattr(model, "other", torch.ones_like(model.table))]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=["written", "bound", "made"])
-def test_a_tensor_elsewhere_that_a_load_changes_is_named(change):
+def test_a_large_tensor_elsewhere_that_a_load_changes_is_named(change):
     """A successor would have the constructor's."""
     model = with_table()
     before = resident.begin(model)
@@ -324,6 +328,32 @@ def test_a_tensor_elsewhere_that_a_load_changes_is_named(change):
     change(model)
     with pytest.raises(resident.NotResident, match="(table|other) on cpu is new, or has changed"):
         resident._described(model, before, of_meta(), False)
+
+
+@pytest.mark.parametrize("constructed_on", ["cpu", "meta"])
+@pytest.mark.parametrize("change", CHANGES, ids=["written", "bound", "made"])
+def test_a_successor_gets_a_small_tensor_elsewhere_that_a_load_has_changed(change, constructed_on):
+    """vLLM 0.23 makes the ranges of its scales anew: after its load they lie in host memory, where
+    the constructor has made them on the GPU."""
+    model = with_table(4)
+    if constructed_on == "meta":
+        model.table = torch.zeros(4, device="meta")
+    before = resident.begin(model)
+    if constructed_on == "meta":
+        model.table = torch.zeros(4)
+    change(model)
+    described = resident._described(model, before, of_meta(), False)
+    names = {entry["names"][0][2] for entry in described["small"]}
+    assert names <= {"table", "other"} and len(names) >= 1
+    taken = copy_of(small=resident._small(model, described["small"]))
+    taken.blocks[0].bytes = torch.empty(64, device="meta")
+    successor = with_table(4)
+    if constructed_on == "meta":
+        successor.table = torch.zeros(4, device="meta")
+    successor.weight = None
+    resident._bind(successor, taken)
+    for name in names:
+        assert torch.equal(getattr(successor, name), getattr(model, name)), name
 
 
 @pytest.mark.parametrize("change", CHANGES[:2], ids=["written", "bound"])

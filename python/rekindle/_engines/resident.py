@@ -32,7 +32,7 @@ from .ranks import Ranks
 
 logger = logging.getLogger("rekindle")
 # Changes whenever descriptions, or the meaning of a key, do.
-FORMAT = 1
+FORMAT = 2
 # Small tensors that are no parameters travel in the description: engines change some of them
 # while they serve (scales of a cache, maps of experts), and a digest would then not match.
 _SMALL_BYTES = 4096
@@ -383,21 +383,28 @@ def _described(model: torch.nn.Module, before: Before, now: Held,
     if objects is not None and not rebuilds:
         raise NotResident(f"after its load, {objects}")
     tensors: dict[int, tuple[torch.Tensor, list[Any]]] = {}
+    elsewhere: dict[int, tuple[torch.Tensor, list[Any]]] = {}
     for slot, tensor in _slots(model):
         if tensor.device != here and slot[0] == "attribute":
-            # The constructor of a successor makes it, as it is no part of a checkpoint.
-            _check_same(slot, tensor, before, "load")
+            # Without a change, the constructor of a successor makes it.
+            if not _is_same(slot, tensor, before):
+                elsewhere.setdefault(id(tensor), (tensor, []))[1].append(slot)
             continue
         if tensor.device != here or tensor.layout != torch.strided:
             raise NotResident(f"{_shown(slot)} is {tensor.layout} on {tensor.device}, and not a "
                               f"plain tensor on {here}")
         tensors.setdefault(id(tensor), (tensor, []))[1].append(slot)
-    how = {slot: _how(tensor, slot, before) for tensor, slots in tensors.values() for slot in slots}
+    how = {slot: _how(tensor, slot, before)
+           for tensor, slots in (*tensors.values(), *elsewhere.values()) for slot in slots}
     small = _choose_small(tensors)
     for key in small:
-        del small[key]["tensor"]
         del tensors[key]
     _check_alone(tensors)
+    on_host = _choose_small(elsewhere)
+    for key, (tensor, slots) in elsewhere.items():
+        if key not in on_host or tensor.device.type != "cpu":
+            _check_same(slots[0], tensor, before, "load")
+        small[key] = {**on_host[key], "host": True}
     return {"format": FORMAT, "changes": changes, "rebuild": objects is not None, "how": how, "move": tensors,
             "small": [{**entry, "how": [how[slot] for slot in entry["names"]]}
                       for entry in small.values()],
@@ -405,11 +412,15 @@ def _described(model: torch.nn.Module, before: Before, now: Held,
             "gone": sorted(before.slots - {slot for slot, _ in _slots(model)})}
 
 
-def _check_same(slot: Slot, tensor: torch.Tensor, before: Before, since: str) -> None:
-    """Raises NotResident for an attribute elsewhere than on the device that is new or has changed.
-    Writes through `.data` are not seen."""
+def _is_same(slot: Slot, tensor: torch.Tensor, before: Before) -> bool:
+    """Whether an attribute is neither new nor has changed. Writes through `.data` are not seen."""
     old, version = before.attributes.get(slot, (None, None))
-    if old is None or old() is not tensor or tensor._version != version:
+    return old is not None and old() is tensor and tensor._version == version
+
+
+def _check_same(slot: Slot, tensor: torch.Tensor, before: Before, since: str) -> None:
+    """Raises NotResident for an attribute elsewhere than on the device that is new or has changed."""
+    if not _is_same(slot, tensor, before):
         raise NotResident(f"{_shown(slot)} on {tensor.device} is new, or has changed, since its "
                           f"{since} began")
 
@@ -442,8 +453,7 @@ def _choose_small(tensors: dict[int, tuple[torch.Tensor, list[Any]]]) -> dict[in
                 or users[_storage(tensor)] > 1 or total + tensor.nbytes > _MOST_SMALL_BYTES):
             continue
         total += tensor.nbytes
-        found[key] = {"names": slots, "dtype": str(tensor.dtype), "shape": list(tensor.shape),
-                      "tensor": tensor}
+        found[key] = {"names": slots, "dtype": str(tensor.dtype), "shape": list(tensor.shape)}
     return found
 
 
@@ -542,8 +552,9 @@ def _bind(model: torch.nn.Module, taken: Taken) -> None:
         data = bytearray(base64.b64decode(entry["bytes"]))
         value = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(
             0, dtype=torch.uint8, device="cpu")
+        device = torch.device("cpu") if entry.get("host") else taken.blocks[0].bytes.device
         _bind_one(model, entry, value.view(dtype).view(entry["shape"]).clone(), small=True,
-                  device=taken.blocks[0].bytes.device)
+                  device=device)
     for slot in about["gone"]:
         _dict(model, slot).pop(slot[2], None)
     for slot in about["none"]:
@@ -581,7 +592,8 @@ def _bind_one(model: torch.nn.Module, entry: dict[str, Any], value: torch.Tensor
                 _set(model, slot, bound)
             continue
         if small:
-            if old is not None and old.shape == value.shape and old.dtype == value.dtype:
+            if (old is not None and old.shape == value.shape and old.dtype == value.dtype
+                    and old.device == device):
                 with torch.no_grad():
                     old.copy_(value)
                 bound = old

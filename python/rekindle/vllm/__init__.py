@@ -21,6 +21,7 @@ def register() -> None:
     package is installed, so an exception would end vLLM also for users without Rekindle."""
     from . import versions
     from ..errors import InvalidError
+    _log_as_vllm()
     try:
         versions.check()
     except InvalidError as why:
@@ -35,3 +36,14 @@ def register() -> None:
     count_memory()
     # A standby waits before its memory is counted.
     wait_in_standby()
+
+
+def _log_as_vllm() -> None:
+    """Has lines of Rekindle appear where those of vLLM do. Python shows a logger that nobody has set
+    up only without any handler at the root, and then only its warnings."""
+    ours, theirs = logging.getLogger("rekindle"), logging.getLogger("vllm")
+    if ours.handlers or ours.level != logging.NOTSET:
+        return
+    ours.handlers = list(theirs.handlers)
+    ours.setLevel(theirs.level)
+    ours.propagate = theirs.propagate

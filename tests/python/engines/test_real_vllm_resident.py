@@ -73,7 +73,7 @@ def test_ranks_come_back_together(rekindle, checkpoints):
     ranks[1]["resident"] = {"other": True}
     second, third = load(), load()
     assert [one["rung"] for one in second] == ["local", "local"], second
-    assert any("another rank has no resident copy" in line for line in second[0]["warned"])
+    assert any("another rank has no resident copy" in line for line in second[0]["warned"]), second
     for one, other, again in zip(first, second, third):
         assert one["kept"] and other["kept"] and one["tensors"] == other["tensors"]
         assert again["rung"] == "resident", again["warned"]

@@ -183,6 +183,7 @@ def resident(config):
     handler = logging.Handler()
     handler.emit = lambda record: warned.append(record.getMessage())
     logging.getLogger("rekindle").addHandler(handler)
+    logging.getLogger("rekindle").setLevel(logging.WARNING)
     def dispatch(layer, remove_weight=False):
         if job["resident"].get("kernels"):
             layer.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, weight, bias)
