@@ -166,6 +166,28 @@ TEST(CoordinatorPulls, Row14PullersAboveTheLimitWaitAndLearnHowLong) {
   EXPECT_FALSE(world.open(r, "qwen3")->sources.empty());
 }
 
+TEST(CoordinatorPulls, APartyWhosePullsNeverEndKeepsNobodyWaiting) {
+  CoreWorld world;
+  world.holder("a", kV1);
+  int served = 0;
+  for (int i = 0; i < 40; ++i) {
+    NodeInfo hog = world.node("hog");
+    hog.party = "host 10.0.0.9";
+    const auto pull = world.open(hog, "qwen3");
+    ASSERT_TRUE(pull);
+    if (!pull->sources.empty()) ++served;
+  }
+  EXPECT_EQ(served, 8);
+  for (const char* const name : {"p", "q"}) {
+    NodeInfo honest = world.node(name);
+    honest.party = fmt::format("host of {}", name);
+    EXPECT_THAT(world.sources(honest), ElementsAre("a")) << name;
+  }
+  NodeInfo hog = world.node("hog");
+  hog.party = "host 10.0.0.9";
+  EXPECT_THAT(world.sources(hog), IsEmpty());
+}
+
 TEST(CoordinatorPulls, ANodeThatFillsUpServesAsManyPullsAsItReadsFrom) {
   CoreWorld world({.max_pullers_per_source = 2, .max_sources_per_pull = 5});
   world.holder("a", kV1);
