@@ -480,6 +480,35 @@ TEST(CoordinatorQuarantine, ThePullsOfOnePartyMakeNoSourceSlowForOthers) {
   EXPECT_TRUE(health.slow(world.now, "honest")) << "two agree";
 }
 
+TEST(CoordinatorPulls, ASourceThatGivesAPartyNothingCostsItNoFurtherPulls) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo b = world.holder("b", kV1);
+  const auto puller_of = [&](const std::string& party) {
+    NodeInfo puller = world.node("p");
+    puller.party = party;
+    return puller;
+  };
+  const NodeInfo first = puller_of("host 10.0.0.1");
+  const auto pull = world.open(first, "qwen3");
+  ASSERT_TRUE(pull);
+  ASSERT_EQ(pull->sources.size(), 2u);
+  ASSERT_TRUE(world.progress(first, *pull, {lost_report(b)}));
+  world.close(pull->pull_id);
+  EXPECT_THAT(world.sources(puller_of("host 10.0.0.1")), ElementsAre("a"));
+  EXPECT_EQ(world.sources(puller_of("host 10.0.0.2")).size(), 2u) << "one party may lie";
+  world.pass(11s, {a, b});
+  const NodeInfo again = puller_of("host 10.0.0.1");
+  const auto later = world.open(again, "qwen3");
+  ASSERT_EQ(later->sources.size(), 2u) << "it may have recovered";
+  ASSERT_TRUE(world.progress(again, *later, {lost_report(b)}));
+  world.close(later->pull_id);
+  world.pass(11s, {a, b});
+  EXPECT_THAT(world.sources(puller_of("host 10.0.0.1")), ElementsAre("a")) << "twice as long";
+  world.pass(3s, {b});
+  EXPECT_THAT(world.sources(puller_of("host 10.0.0.1")), ElementsAre("b")) << "nobody else has it";
+}
+
 TEST(CoordinatorPulls, ProgressOfAPullNamesItsVersion) {
   CoreWorld world;
   world.holder("a", kV1);

@@ -103,7 +103,13 @@ void PullLeases::take_reports(Pull& pull, const std::vector<SourceReport>& repor
                                ? fleet_.members.find(report.node_id, report.incarnation)
                                : nullptr;
     if (member != nullptr && pull.opened_here) {
+      const std::string& party = pull.puller.party;
       if (news.lost) member->standing.lost(fleet_.timing, now);
+      if (news.delivered) member->standing.delivered(party);
+      // A process without a name is another party the next time.
+      if (news.lost && report.bytes == 0 && !party.empty()) {
+        member->standing.gave_nothing(party, fleet_.timing, now);
+      }
       if (news.quarantined) {
         member->standing.strike(pull.puller.incarnation, pull.puller.responsible(), fleet_.timing,
                                 now);

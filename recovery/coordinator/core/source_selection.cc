@@ -107,6 +107,8 @@ std::optional<SourceSelection::Candidate> SourceSelection::consider(const Pull& 
     candidate.last_resort = LastResort::kDrained;
   } else if (quarantined) {
     candidate.last_resort = LastResort::kQuarantined;
+  } else if (member.standing.gives_nothing(pull.puller.party, now)) {
+    candidate.last_resort = LastResort::kFlapping;
   } else if (!candidate.has_share && member.flapping.left_out(now)) {
     candidate.last_resort = LastResort::kFlapping;
   }
