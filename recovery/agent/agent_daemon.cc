@@ -296,8 +296,11 @@ Result<void> Daemon::listen_control() {
     server->trace_calls(tracing_.tracer);
     server->guard_calls(audit_);
     rpc::handle<proto::FIND_TRACE>(*server,
-                                   [this](rpc::Peer, proto::TraceRequest request,
+                                   [this](rpc::Peer peer, proto::TraceRequest request,
                                           rpc::Events) -> Task<Result<proto::TraceResponse>> {
+                                     if (!peer.local_user) {
+                                       CO_TRY_VOID(co_await rights_->may_read(peer, ""));
+                                     }
                                      co_return trace::find_trace(tracing_.tracer, request);
                                    });
   }
@@ -407,14 +410,14 @@ void Daemon::read_metrics(metrics::Readings& readings) const {
 }
 
 void Daemon::install_status() {
-  const auto handler = [this](rpc::Peer, proto::AgentStatusRequest request,
+  const auto handler = [this](rpc::Peer peer, proto::AgentStatusRequest request,
                               rpc::Events) -> Task<Result<proto::AgentStatusResponse>> {
     if (request.has_events() && workers_ != nullptr) {
       proto::AgentStatusResponse response;
       *response.mutable_events() = co_await workers_->events_after(request.events());
-      co_return response;
+      co_return co_await rights_->readable(std::move(peer), std::move(response));
     }
-    co_return status();
+    co_return co_await rights_->readable(std::move(peer), status());
   };
   rpc::handle<proto::AGENT_STATUS>(*server_, handler);
   rpc::handle<proto::AGENT_STATUS>(*local_server_, handler);

@@ -1,5 +1,7 @@
 #include "recovery/agent/fleet_rights.h"
 
+#include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,7 +30,8 @@ std::string who(const rpc::Peer& peer) {
 Result<void> FleetRights::judge(const rpc::Peer& peer, const std::string& model,
                                 const proto::AuthorizeResponse& said) const {
   if (said.allowed()) return {};
-  return fail(ErrorCode::kDenied, "{} may not read {}: {}", who(peer), model, said.why());
+  return fail(ErrorCode::kDenied, "{} may not read {}: {}", who(peer),
+              model.empty() ? "all models" : model, said.why());
 }
 
 async::Task<Result<void>> FleetRights::may_read(rpc::Peer peer, std::string model) {
@@ -62,7 +65,36 @@ async::Task<Result<void>> FleetRights::may_read(rpc::Peer peer, std::string mode
   co_return fail(
       ErrorCode::kUnavailable,
       "cannot ask the coordinator whether {} may read {} ({}): try again when it answers",
-      who(peer), model, said.error().message());
+      who(peer), model.empty() ? "all models" : model, said.error().message());
+}
+
+async::Task<proto::AgentStatusResponse> FleetRights::readable(rpc::Peer peer,
+                                                              proto::AgentStatusResponse status) {
+  if (peer.local_user || !link_.configured() || link_.has_rights() == false) co_return status;
+  std::map<std::string, bool> models;
+  const auto for_each_list = [](proto::AgentStatusResponse& of, const auto& visit) {
+    visit(*of.mutable_holdings());
+    visit(*of.mutable_instances());
+    visit(*of.mutable_copies());
+    visit(*of.mutable_residents());
+    if (of.has_events()) visit(*of.mutable_events()->mutable_events());
+  };
+  for_each_list(status, [&](const auto& list) {
+    for (const auto& entry : list) models.emplace(entry.id().model(), entry.id().model().empty());
+  });
+  for (auto& [model, is_readable] : models) {
+    if (is_readable) continue;
+    auto asking = may_read(peer, model);
+    const auto answer = co_await std::move(asking);
+    is_readable = answer.has_value();
+    // The next question would have to wait, too.
+    if (!answer && answer.error().code() == ErrorCode::kUnavailable) break;
+  }
+  for_each_list(status, [&](auto& list) {
+    const auto hidden = [&](const auto& entry) { return !models.at(entry.id().model()); };
+    list.erase(std::remove_if(list.begin(), list.end(), hidden), list.end());
+  });
+  co_return status;
 }
 
 }  // namespace rekindle::agent

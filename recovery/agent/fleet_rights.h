@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "proto/agent.pb.h"
 #include "proto/rights.pb.h"
 #include "recovery/agent/coordinator_link.h"
 #include "recovery/rpc/rpc.h"
@@ -23,7 +24,12 @@ class FleetRights {
   // configured coordinator allows it: its own list of certificates or secrets decides who reaches
   // it. Without a connection the last answer for this peer counts, or that the last heartbeat told
   // of no rights file; kUnavailable: there was none.
+  // `model` "": all models.
   async::Task<Result<void>> may_read(rpc::Peer peer, std::string model);
+  // Returns the status without the models that the peer may not read. As at the coordinator,
+  // figures of the host stay.
+  async::Task<proto::AgentStatusResponse> readable(rpc::Peer peer,
+                                                   proto::AgentStatusResponse status);
 
  private:
   struct Answer {

@@ -10,6 +10,7 @@
 #include "recovery/rpc/peer_budgets.h"
 #include "src/async/offload.h"
 #include "src/base/clock.h"
+#include "src/base/fair_places.h"
 #include "src/base/log.h"
 
 namespace rekindle::agent {
@@ -137,15 +138,16 @@ Result<const Served*> PeerSessions::admit(const rpc::Peer& peer,
 
 Result<void> PeerSessions::check_room(const rpc::Peer& peer) const {
   const std::string key = rpc::budget_key(peer);
-  const auto of_peer = static_cast<std::size_t>(std::ranges::count_if(
-      sessions_, [&](const auto& entry) { return entry.second.budget_key == key; }));
+  PlacesTaken taken;
+  for (const auto& [token, session] : sessions_) ++taken[session.budget_key];
+  const std::size_t of_peer = taken.contains(key) ? taken.at(key) : 0;
   if (!key.empty() && of_peer >= limits_.max_of_one_peer()) {
     return fail(ErrorCode::kUnavailable,
                 "{} has {} sessions with {}, as many as one puller's host may have: try another "
                 "source, or again later",
                 key, of_peer, parts_.identity.node_id);
   }
-  if (sessions_.size() < limits_.max_pullers) return {};
+  if (places_left(limits_.max_pullers, taken, key) > 0) return {};
   return fail(ErrorCode::kUnavailable,
               "{} serves {} pullers already: try another source, or again later",
               parts_.identity.node_id, sessions_.size());

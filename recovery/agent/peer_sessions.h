@@ -72,7 +72,8 @@ class PeerSessions {
     // Released when the last read of the session has ended.
     std::shared_ptr<const void> memory;
   };
-  // kUnavailable: every place of a puller is taken, or this peer has its part.
+  // kUnavailable: every place of a puller is taken, and this peer has its part of them, or it has
+  // as many as one peer may have.
   Result<void> check_room(const rpc::Peer& peer) const;
   // A session that reads only this memory, over one of these transports.
   Result<proto::OpenSessionResponse> open_readable(const rpc::Peer& peer, Readable readable,

@@ -261,8 +261,7 @@ Result<proto::PullProgressResponse> CoordinatorService::pull_progress(
 Result<proto::ClosePullResponse> CoordinatorService::close_pull(
     const rpc::Peer& peer, const proto::ClosePullRequest& request) {
   if (request.pull_id().empty()) {
-    const auto spans = static_cast<std::uint64_t>(request.spans_size());
-    if (unopened_.take(spans, steady_now())) keep_spans(peer, request);
+    if (takes_unopened(peer, request.spans_size())) keep_spans(peer, request);
     return proto::ClosePullResponse();
   }
   TRY(const PullId id, PullId::from_bytes(request.pull_id()));
@@ -277,6 +276,14 @@ Result<proto::ClosePullResponse> CoordinatorService::close_pull(
   if (ran) keep_spans(peer, request);
   log::info("pull.closed", "pull", id.hex(), "outcome", why.empty() ? "ok" : why);
   return proto::ClosePullResponse();
+}
+
+// Who has no right at all can have pulled nothing.
+bool CoordinatorService::takes_unopened(const rpc::Peer& peer, int spans) {
+  if (options_.access != nullptr && options_.access->whoami(peer).rights().empty()) return false;
+  const TimePoint now = steady_now();
+  return unopened_of_.take(rpc::budget_key(peer), "spans", spans, 1, 128, now) &&
+         unopened_.take(static_cast<std::uint64_t>(spans), now);
 }
 
 // They are those of the puller and of a pull, whatever they say.

@@ -13,6 +13,7 @@
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/coordinator/core/core.h"
 #include "recovery/coordinator/core/fleet_watch.h"
+#include "recovery/rpc/peer_budgets.h"
 #include "recovery/rpc/rpc.h"
 
 namespace rekindle::coordinator {
@@ -127,7 +128,11 @@ class CoordinatorService {
   FleetWatch& watch_;
   Committer& committer_;
   const Options options_;
+  bool takes_unopened(const rpc::Peer& peer, int spans);
+
   Allowance unopened_;
+  // The part of it of each peer.
+  rpc::RateBudgets unopened_of_;
   const AnswerGate gate_;
 };
 

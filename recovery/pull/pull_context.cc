@@ -101,7 +101,22 @@ PullReport PullProgress::report(const SourceTable& sources) const {
     report.set_cause(source.state.cause());
     whole.sources.push_back(std::move(report));
   }
+  for (const auto& [name, report] : unanswered_) {
+    const bool answered = std::ranges::any_of(
+        sources, [&](const ActiveSource& source) { return source.name == report.node_id(); });
+    if (!answered) whole.sources.push_back(report);
+  }
   return whole;
+}
+
+void PullProgress::no_answer_of(const proto::Source& source, const Error& why) {
+  proto::SourceReport report;
+  report.set_node_id(source.node().node_id());
+  report.set_incarnation(source.node().incarnation());
+  report.set_failures(1);
+  report.set_lost(true);
+  report.set_cause(why.message());
+  unanswered_[report.node_id()] = std::move(report);
 }
 
 void PullProgress::summarize(TransferSummary& summary, TimePoint now) const {

@@ -41,6 +41,8 @@ class PullProgress {
   void begin_transfer(SourceTable& sources);
   void end_transfer(const SourceTable& sources) { trace_.end_transfer(sources); }
   void tick(const transport::BatchProgress& batch, SourceTable& sources);
+  // A source that no transfer has seen, because it does not answer.
+  void no_answer_of(const proto::Source& source, const Error& why);
 
   std::uint64_t bytes_total() const { return bytes_total_; }
   // For the coordinator.
@@ -66,6 +68,8 @@ class PullProgress {
   // Bytes that had verified before the current transfer, and in it.
   std::uint64_t bytes_done_ = 0;
   std::uint64_t batch_bytes_ = 0;
+  // By node id.
+  std::map<std::string, proto::SourceReport> unanswered_;
   // By source and transport: now, and when the current transfer began.
   std::map<std::string, SourceLine> lines_;
   std::map<std::string, SourceLine> lines_before_;

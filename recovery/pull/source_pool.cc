@@ -125,6 +125,9 @@ async::Task<void> SourcePool::dial(proto::Source record) {
       // Its host is alive, and its next life is about to announce the same copies.
       context_.silence.leave(kRestart, steady_now());
     }
+    if (peer.error().code() == ErrorCode::kTimeout) {
+      context_.progress.no_answer_of(record, peer.error());
+    }
     context_.progress.show(peer.error().message());
     co_return;
   }

@@ -1,11 +1,13 @@
 #include "recovery/rpc/method_limits.h"
 
+#include <limits>
 #include <map>
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/message.h>
 #include <google/protobuf/wire_format_lite.h>
 
+#include "proto/coordinator.pb.h"
 #include "src/base/units.h"
 
 namespace rekindle::rpc {
@@ -33,14 +35,25 @@ constexpr std::uint64_t kObjectOverhead = 24;
 constexpr std::uint64_t kStringBytes = sizeof(std::string) + kObjectOverhead;
 constexpr std::uint64_t kUnknownFieldBytes = 16;
 
+// How many parts a body may have: messages within it, repeated strings, and fields that this build
+// does not know. Each costs the parser time, however small it is.
+std::uint64_t most_parts(const pb::Descriptor& type) {
+  // 4,096 members with three digests and a dozen phases each. The rest of a large report is
+  // numbers.
+  if (&type == proto::RoundReport::descriptor()) return 65'536;
+  return std::numeric_limits<std::uint64_t>::max();
+}
+
 // Adds up the memory of a message that has yet to be parsed.
 class ParsedSize {
  public:
-  explicit ParsedSize(std::uint64_t limit) : limit_(limit) {}
+  ParsedSize(std::uint64_t limit, std::uint64_t most_parts)
+      : limit_(limit), most_parts_(most_parts) {}
 
   // False: malformed, or over the limit.
   bool add(const pb::Descriptor& type, std::string_view body, int depth);
   bool over() const { return bytes_ > limit_; }
+  bool too_many_parts() const { return parts_ > most_parts_; }
 
  private:
   bool add_field(const pb::Descriptor& type, pb::io::CodedInputStream& in, std::string_view body,
@@ -48,6 +61,10 @@ class ParsedSize {
   bool count(std::uint64_t bytes) {
     bytes_ += bytes;
     return !over();
+  }
+  bool count_part() {
+    ++parts_;
+    return !too_many_parts();
   }
   std::uint64_t object_bytes(const pb::Descriptor& type) {
     std::uint64_t& bytes = object_bytes_[&type];
@@ -59,7 +76,9 @@ class ParsedSize {
   }
 
   const std::uint64_t limit_;
+  const std::uint64_t most_parts_;
   std::uint64_t bytes_ = 0;
+  std::uint64_t parts_ = 0;
   std::map<const pb::Descriptor*, std::uint64_t> object_bytes_;
 };
 
@@ -81,6 +100,7 @@ std::uint64_t number_bytes(const FieldDescriptor* field) {
 bool ParsedSize::add_field(const pb::Descriptor& type, pb::io::CodedInputStream& in,
                            std::string_view body, std::uint32_t tag, int depth) {
   const FieldDescriptor* field = type.FindFieldByNumber(WireFormatLite::GetTagFieldNumber(tag));
+  if (field == nullptr && !count_part()) return false;
   std::uint64_t number = 0;
   std::uint32_t small = 0;
   switch (WireFormatLite::GetTagWireType(tag)) {
@@ -100,10 +120,13 @@ bool ParsedSize::add_field(const pb::Descriptor& type, pb::io::CodedInputStream&
   const auto begin = static_cast<std::size_t>(in.CurrentPosition());
   if (small > body.size() - begin || !in.Skip(static_cast<int>(small))) return false;
   if (field == nullptr) return count(kUnknownFieldBytes + kStringBytes + small);
-  if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+  const bool is_message = field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
+  const bool is_string = field->cpp_type() == FieldDescriptor::CPPTYPE_STRING;
+  if ((is_message || (is_string && field->is_repeated())) && !count_part()) return false;
+  if (is_message) {
     return add(*field->message_type(), body.substr(begin, small), depth + 1);
   }
-  if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING) return count(kStringBytes + small);
+  if (is_string) return count(kStringBytes + small);
   // Packed numbers: a varint has at least one byte.
   const bool fixed = field->type() == FieldDescriptor::TYPE_FIXED64 ||
                      field->type() == FieldDescriptor::TYPE_FIXED32;
@@ -214,8 +237,12 @@ Result<void> check_large_frame(std::string_view head, std::uint32_t frame_bytes)
 
 Result<void> check_parsed_size(const pb::Descriptor& type, std::string_view body) {
   const std::uint64_t limit = kParsedAtLeast + kParsedPerByte * body.size();
-  ParsedSize size(limit);
+  ParsedSize size(limit, most_parts(type));
   if (size.add(type, body, 0)) return {};
+  if (size.too_many_parts()) {
+    return fail(ErrorCode::kInvalid, "{} of {} bytes has more than {} parts", type.full_name(),
+                body.size(), most_parts(type));
+  }
   if (!size.over()) {
     return fail(ErrorCode::kInvalid, "malformed {} of {} bytes", type.full_name(), body.size());
   }

@@ -37,7 +37,8 @@ Result<void> check_body_size(std::uint32_t method, std::size_t bytes);
 // Smaller bodies are parsed without a look at check_parsed_size().
 inline constexpr std::size_t kCheckParsedBytes = 4096;
 // An empty submessage has 2 bytes on the wire and may have 200 in memory. Adds up how much memory
-// the message will take, without parsing it. kInvalid: too much for its size, or malformed.
+// the message will take, without parsing it. kInvalid: too much for its size, more parts than the
+// type may have, or malformed.
 Result<void> check_parsed_size(const google::protobuf::Descriptor& type, std::string_view body);
 
 }  // namespace rekindle::rpc

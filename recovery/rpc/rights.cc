@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 #include <fnmatch.h>
 #include <google/protobuf/util/json_util.h>
+#include <nlohmann/json.hpp>
 
 #include "proto/rights.pb.h"
 #include "recovery/rpc/handshake.h"
@@ -61,6 +62,26 @@ Result<void> check_globs(const google::protobuf::RepeatedPtrField<std::string>& 
   return {};
 }
 
+// An empty list gives nothing to everybody who reads the file, but protobuf cannot tell it from
+// none.
+Result<void> check_models(const std::string& json, const std::string& place) {
+  const auto file = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  if (!file.is_object() || !file.contains("rights")) return {};
+  std::size_t index = 0;
+  for (const auto& line : file["rights"]) {
+    const auto models = line.is_object() ? line.find("models") : line.end();
+    if (line.is_object() && models != line.end() && models->is_array() && models->empty()) {
+      return fail(
+          ErrorCode::kInvalid,
+          "{}: rights[{}].models: it is empty, so the line would allow nothing: name models, "
+          "or [\"*\"] for all of them, or leave `models` out, which means the same",
+          place, index);
+    }
+    ++index;
+  }
+  return {};
+}
+
 // protobuf's messages have several lines, with the text around the error.
 std::string one_line(std::string text) {
   std::ranges::replace(text, '\n', ' ');
@@ -81,6 +102,7 @@ Result<Rights> Rights::parse(const std::string& json, const std::string& place) 
     return fail(ErrorCode::kInvalid, "{}: {}; see `rekindle auth --help` for an example", place,
                 one_line(std::string(parsed.message())));
   }
+  TRY_VOID(check_models(json, place));
   Rights rights;
   rights.place_ = place;
   for (int i = 0; i < message.rights_size(); ++i) {

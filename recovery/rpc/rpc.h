@@ -106,11 +106,15 @@ using InstantHandler =
     std::function<Result<std::string>(const Peer& peer, const std::string& body)>;
 
 // A quarter of the connections is for agents alone. Processes on the unix socket are not counted.
+// At a full server a peer with less than an equal part pushes out the connection without an open
+// call that has been quiet for longest, of the peer that has most.
 struct ServerLimits {
   std::size_t max_connections = 4096;
   // Of one peer: of one address, and of one certificate. Connections of an address that have no
-  // accepted hello make room for its next ones.
+  // accepted hello make room for its next ones, and so do those without a request for
+  // `quiet_before_drop`.
   std::size_t max_connections_per_peer = 1024;
+  std::chrono::milliseconds quiet_before_drop{15000};
   std::size_t max_calls_per_connection = 64;
   std::chrono::milliseconds idle_timeout{60000};
 };

@@ -75,7 +75,7 @@ Connection::Connection(Socket socket)
       last_frame_(steady_clock::now()),
       write_watch_(socket_.get_executor()) {}
 
-Connection::~Connection() = default;
+Connection::~Connection() { set_queued(0); }
 
 Failure Connection::failed(Error error) {
   close(std::move(error));
@@ -218,7 +218,7 @@ async::Task<Result<proto::Frame>> Connection::read() {
 Result<void> Connection::send(const proto::Frame& frame) {
   TRY(std::string bytes, encode_frame(frame));
   if (closed_) return {};
-  queued_bytes_ += bytes.size();
+  set_queued(queued_bytes_ + bytes.size());
   // The front is being written; the frames behind it may still be joined.
   if (queue_.size() > 1 && queue_.back().size() + bytes.size() <= kJoinWritesBytes) {
     queue_.back() += bytes;
@@ -262,10 +262,22 @@ void Connection::on_written(const boost::system::error_code& error) {
   }
   if (tls_ != nullptr && encrypted_bytes_ < queue_.front().size()) return write_next();
   encrypted_bytes_ = 0;
-  queued_bytes_ -= queue_.front().size();
+  set_queued(queued_bytes_ - queue_.front().size());
   queue_.pop_front();
   if (queued_bytes_ < kHighWaterBytes) wake_waiters();
   if (!queue_.empty()) write_next();
+}
+
+void Connection::set_queued(std::size_t bytes) {
+  *queued_of_peer_ += bytes;
+  *queued_of_peer_ -= queued_bytes_;
+  queued_bytes_ = bytes;
+}
+
+void Connection::count_queue_in(std::shared_ptr<std::size_t> sum) {
+  *sum += queued_bytes_;
+  *queued_of_peer_ -= queued_bytes_;
+  queued_of_peer_ = std::move(sum);
 }
 
 void Connection::wake_waiters() {
@@ -331,7 +343,7 @@ void Connection::close(Error reason) {
   write_watch_.cancel();
   proof_watch_.cancel();
   if (!writing_) queue_.clear();
-  queued_bytes_ = 0;
+  set_queued(0);
   // It may own the owner of this connection.
   busy_ = {};
   wake_waiters();

@@ -80,6 +80,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool is_open() const { return !closed_; }
   const Error& close_reason() const { return close_reason_; }
   std::size_t queued_bytes() const { return queued_bytes_; }
+  // Counts what is queued here in `sum`, too, which connections of one peer share.
+  void count_queue_in(std::shared_ptr<std::size_t> sum);
   Socket& socket() { return socket_; }
   boost::asio::any_io_executor executor() { return socket_.get_executor(); }
 
@@ -103,6 +105,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void watch_writes();
   void on_write_watch();
   void wake_waiters();
+  void set_queued(std::size_t bytes);
   async::Task<void> sleep_until_woken(TimePoint deadline);
   Failure failed(Error error);
 
@@ -132,6 +135,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // The front is being written while `writing_` is set.
   std::deque<std::string> queue_;
   std::size_t queued_bytes_ = 0;
+  std::shared_ptr<std::size_t> queued_of_peer_ = std::make_shared<std::size_t>(0);
   // With TLS: how much of the front is encrypted, and the records that are being written.
   std::size_t encrypted_bytes_ = 0;
   std::string records_;

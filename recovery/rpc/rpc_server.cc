@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <list>
 #include <map>
-#include <unordered_map>
+#include <numeric>
 #include <utility>
 
 #include <boost/asio/any_io_executor.hpp>
@@ -10,6 +10,7 @@
 #include "recovery/rpc/rpc.h"
 #include "recovery/rpc/rpc_listener.h"
 #include "recovery/rpc/rpc_server_connection.h"
+#include "src/base/fair_places.h"
 #include "src/base/log.h"
 
 namespace rekindle::rpc {
@@ -18,25 +19,32 @@ namespace asio = boost::asio;
 
 namespace {
 
-const std::string kOthers = "pullers and commands";
-
 // How many connections there are by a name. A place counts while it lives.
 class Places {
  public:
   std::size_t of(const std::string& name) const {
-    const auto found = counts_->find(name);
-    return found == counts_->end() ? 0 : found->second;
+    const auto found = taken_->find(name);
+    return found == taken_->end() ? 0 : found->second;
   }
+  std::size_t all() const {
+    return std::accumulate(taken_->begin(), taken_->end(), std::size_t{0},
+                           [](std::size_t sum, const auto& entry) { return sum + entry.second; });
+  }
+  // The name that has most.
+  std::string largest() const {
+    const auto found = std::ranges::max_element(*taken_, {}, &PlacesTaken::value_type::second);
+    return found == taken_->end() ? std::string() : found->first;
+  }
+  const PlacesTaken& taken() const { return *taken_; }
   std::shared_ptr<const void> take(const std::string& name) {
-    ++(*counts_)[name];
-    return {counts_.get(), [counts = counts_, name](const void*) {
-              if (--(*counts)[name] == 0) counts->erase(name);
+    ++(*taken_)[name];
+    return {taken_.get(), [taken = taken_, name](const void*) {
+              if (--(*taken)[name] == 0) taken->erase(name);
             }};
   }
 
  private:
-  std::shared_ptr<std::unordered_map<std::string, std::size_t>> counts_ =
-      std::make_shared<std::unordered_map<std::string, std::size_t>>();
+  std::shared_ptr<PlacesTaken> taken_ = std::make_shared<PlacesTaken>();
 };
 
 class Server final : public RpcServer {
@@ -98,12 +106,17 @@ class Server final : public RpcServer {
 
     void add_listener(UniqueFd fd, const std::string& unix_path);
     void on_accept(Socket socket, std::string address, const std::string& unix_path);
-    // Has this address room for one more? Drops its oldest unknown one where that helps.
+    // Has this address room for one more? Drops its oldest unknown one, or its quietest, where that
+    // helps.
     Result<void> make_room_of(const std::string& host);
     // The connection of `peer` is about to be accepted.
     Result<std::shared_ptr<const void>> admit(const Peer& peer);
     // `host`: of this address only. Empty: of any.
     bool drop_oldest_unknown(const char* why, std::string_view host = {});
+    // Makes room for one more of `newcomer`, who has less than an equal part of `most` places.
+    bool make_room_for(const std::string& newcomer, std::size_t most, const Places& places);
+    // Ends the connection of `peer` that has been quiet for longest, of those without an open call.
+    bool drop_quietest(const std::string& peer, bool agents_too, std::chrono::milliseconds quiet);
     void stop();
 
     asio::any_io_executor executor;
@@ -117,7 +130,7 @@ class Server final : public RpcServer {
     Places of_host;
     // Those that have shown a right to be here, by budget_key().
     Places of_peer;
-    // Of these, pullers and commands.
+    // Of these, those of pullers and commands.
     Places of_others;
     bool stopped = false;
   };
@@ -150,8 +163,9 @@ void Server::Core::on_accept(Socket socket, std::string address, const std::stri
       return connection->refuse_now(room.error());
     }
   }
-  if (connections.size() >= shared->limits.max_connections &&
-      !drop_oldest_unknown("over the connection cap")) {
+  const std::size_t most = shared->limits.max_connections;
+  if (connections.size() >= most && !drop_oldest_unknown("over the connection cap") &&
+      !make_room_for(connection->host(), most, of_peer)) {
     return connection->refuse_now(
         {ErrorCode::kExhausted,
          fmt::format("this server has its {} connections; try again later", connections.size())});
@@ -168,7 +182,10 @@ void Server::Core::on_accept(Socket socket, std::string address, const std::stri
 Result<void> Server::Core::make_room_of(const std::string& host) {
   const std::size_t same = of_host.of(host);
   if (same < shared->limits.max_connections_per_peer) return {};
-  if (drop_oldest_unknown("over the connections of one address", host)) return {};
+  if (drop_oldest_unknown("over the connections of one address", host) ||
+      drop_quietest(host, /*agents_too=*/true, shared->limits.quiet_before_drop)) {
+    return {};
+  }
   return fail(ErrorCode::kExhausted,
               "{} has {} connections to this server, as many as one address may have; close some",
               host, same);
@@ -179,21 +196,21 @@ Result<std::shared_ptr<const void>> Server::Core::admit(const Peer& peer) {
   const ServerLimits& limits = shared->limits;
   const std::string key = rpc::budget_key(peer);
   const std::size_t same = of_peer.of(key);
-  const std::size_t others_than_agents = of_others.of(kOthers);
-  if (same >= limits.max_connections_per_peer) {
+  if (same >= limits.max_connections_per_peer &&
+      !drop_quietest(key, /*agents_too=*/true, limits.quiet_before_drop)) {
     return fail(ErrorCode::kExhausted,
                 "{} has {} connections to this server, as many as one peer may have; close some",
                 key, same);
   }
   const std::size_t for_others = limits.max_connections - limits.max_connections / 4;
-  if (peer.role != proto::ROLE_AGENT && others_than_agents >= for_others) {
+  const bool is_agent = peer.role == proto::ROLE_AGENT;
+  if (!is_agent && of_others.all() >= for_others && !make_room_for(key, for_others, of_others)) {
     return fail(ErrorCode::kExhausted,
                 "this server has {} connections of pullers and commands, and keeps the others for "
                 "agents; try again later",
-                others_than_agents);
+                of_others.all());
   }
-  auto places = std::make_pair(of_peer.take(key),
-                               peer.role == proto::ROLE_AGENT ? nullptr : of_others.take(kOthers));
+  auto places = std::make_pair(of_peer.take(key), is_agent ? nullptr : of_others.take(key));
   return std::make_shared<decltype(places)>(std::move(places));
 }
 
@@ -207,6 +224,34 @@ bool Server::Core::drop_oldest_unknown(const char* why, std::string_view host) {
   const auto dropped = oldest->second;
   connections.erase(oldest);
   dropped->refuse_now({ErrorCode::kExhausted, why});
+  return true;
+}
+
+bool Server::Core::make_room_for(const std::string& newcomer, std::size_t most,
+                                 const Places& places) {
+  if (places_left(most, places.taken(), newcomer) == 0) return false;
+  const bool agents_too = &places == &of_peer;
+  return drop_quietest(places.largest(), agents_too, std::chrono::milliseconds(0));
+}
+
+bool Server::Core::drop_quietest(const std::string& peer, bool agents_too,
+                                 std::chrono::milliseconds quiet) {
+  const TimePoint latest = steady_now() - quiet;
+  auto quietest = connections.end();
+  TimePoint since = TimePoint::max();
+  for (auto it = connections.begin(); it != connections.end(); ++it) {
+    const ServerConnection& connection = *it->second;
+    if (!connection.greeted() || connection.budget_key() != peer) continue;
+    if (!agents_too && connection.peer().role == proto::ROLE_AGENT) continue;
+    const auto quiet_since = connection.quiet_since();
+    if (!quiet_since || *quiet_since > latest || *quiet_since >= since) continue;
+    quietest = it;
+    since = *quiet_since;
+  }
+  if (quietest == connections.end()) return false;
+  const auto dropped = quietest->second;
+  connections.erase(quietest);
+  dropped->make_way({ErrorCode::kExhausted, "quiet, and the server needs room; connect again"});
   return true;
 }
 

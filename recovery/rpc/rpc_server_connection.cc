@@ -20,6 +20,7 @@
 #include "recovery/rpc/rpc_connection.h"
 #include "recovery/rpc/tls.h"
 #include "src/base/log.h"
+#include "src/base/units.h"
 
 namespace rekindle::rpc {
 
@@ -72,6 +73,14 @@ class ServerConnection::Events final : public EventSink {
   std::shared_ptr<Call> call_;
 };
 
+std::shared_ptr<std::size_t> ServerShared::unread_of(const std::string& budget_key) {
+  std::erase_if(unread, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<std::size_t>& entry = unread[budget_key];
+  auto sum = entry.lock();
+  if (sum == nullptr) entry = sum = std::make_shared<std::size_t>(0);
+  return sum;
+}
+
 ServerConnection::ServerConnection(std::shared_ptr<ServerShared> shared, Socket socket,
                                    std::string address, std::string unix_path)
     : shared_(std::move(shared)),
@@ -84,6 +93,8 @@ ServerConnection::ServerConnection(std::shared_ptr<ServerShared> shared, Socket 
 namespace {
 
 constexpr std::chrono::milliseconds kRefusalLogInterval{100};
+// Of answers to one peer. Above it a large one becomes a refusal: the queues are memory.
+constexpr std::size_t kMostUnreadBytes = 128u << 20;
 
 Failure handler_failed(const std::string& call, const std::string& why, bool quiet = false) {
   if (!quiet) log::error("rpc.handler_failed", "call", call, "error", why);
@@ -231,6 +242,10 @@ async::Task<void> ServerConnection::serve(std::shared_ptr<ServerConnection> self
     co_return;
   }
   self->greeted_ = true;
+  if (!self->budget_key_.empty()) {
+    self->unread_ = self->shared_->unread_of(self->budget_key_);
+    connection.count_queue_in(self->unread_);
+  }
   connection.set_handshake_deadline(std::nullopt);
   connection.set_idle_timeout(self->shared_->limits.idle_timeout,
                               [raw = self.get()] { return !raw->calls_.empty(); });
@@ -271,6 +286,12 @@ void ServerConnection::end() {
   if (std::exchange(greeted_, false) && shared_->on_peer_closed) shared_->on_peer_closed(peer_);
 }
 
+void ServerConnection::make_way(const Error& error) {
+  place_.reset();
+  host_place_.reset();
+  refuse_now(error);
+}
+
 void ServerConnection::cancel_calls() {
   // A handler may end inside cancel().
   const auto calls = calls_;
@@ -285,6 +306,7 @@ Result<void> ServerConnection::on_large_frame(std::string_view head, std::uint32
 
 void ServerConnection::on_request(proto::Request request, LargeFrames::Share share) {
   const std::uint64_t id = request.call_id();
+  last_request_ = steady_now();
   const auto found = shared_->methods.find(request.method());
   if (calls_.contains(id)) {
     return connection_->close({ErrorCode::kInvalid, fmt::format("call id {} is in use", id)});
@@ -472,6 +494,11 @@ void ServerConnection::respond_once(Call& call, Result<std::string> result) {
 }
 
 void ServerConnection::respond(std::uint64_t call_id, Result<std::string> result) {
+  const bool is_large = result && result->size() > kSmallFrameBytes;
+  if (is_large && unread_ != nullptr && *unread_ >= kMostUnreadBytes) {
+    result = fail(ErrorCode::kExhausted, "{} has {} of answers to read: read them, and call again",
+                  budget_key_, format_bytes(*unread_));
+  }
   proto::Frame frame;
   auto& response = *frame.mutable_response();
   response.set_call_id(call_id);

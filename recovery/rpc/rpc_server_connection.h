@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -36,6 +38,9 @@ struct ServerShared {
   std::function<Result<std::shared_ptr<const void>>(const Peer&)> admit;
   RateBudgets rates;
   LargeFrames large_frames;
+  // Bytes of answers that each peer has yet to read, on all of its connections.
+  std::shared_ptr<std::size_t> unread_of(const std::string& budget_key);
+  std::map<std::string, std::weak_ptr<std::size_t>> unread;
   std::function<void(proto::Method, bool failed, Duration took)> on_call_ended;
   // nullptr: calls are not traced.
   trace::Tracer* tracer = nullptr;
@@ -61,7 +66,13 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   void close(Error reason) { connection_->close(std::move(reason)); }
   void refuse_now(const Error& error) { connection_->refuse_now(error); }
   void hold(std::shared_ptr<const void> host_place) { host_place_ = std::move(host_place); }
+  // Gives its places back at once.
+  void make_way(const Error& error);
   bool greeted() const { return greeted_; }
+  // Of its last request. nullopt: a call is open.
+  std::optional<TimePoint> quiet_since() const {
+    return calls_.empty() ? std::optional(last_request_) : std::nullopt;
+  }
   const Peer& peer() const { return peer_; }
   // Of its address.
   const std::string& host() const { return host_; }
@@ -118,10 +129,13 @@ class ServerConnection : public std::enable_shared_from_this<ServerConnection> {
   std::string budget_key_;
   // Among the connections that the server counts, by its budget_key() and by its address.
   std::shared_ptr<const void> place_;
+  // nullptr: a process of the same user, which has no budget.
+  std::shared_ptr<std::size_t> unread_;
   std::shared_ptr<const void> host_place_;
   // Of the frame that is being received.
   LargeFrames::Share receiving_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Call>> calls_;
+  TimePoint last_request_ = steady_now();
 };
 
 }  // namespace rekindle::rpc

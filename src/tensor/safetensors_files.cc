@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <cctype>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <set>
 
 #include <nlohmann/json.hpp>
@@ -64,6 +66,24 @@ Result<void> add_extras(const fs::path& directory, const std::string& prefix,
                   directory.string(), kMaxExtras);
     }
     files.extras.emplace_back(prefix + name, path);
+  }
+  return {};
+}
+
+// Pulls would refuse such a checkpoint: on a file system that ignores the case of names, one of the
+// two files would replace the other.
+Result<void> check_extras_differ(const fs::path& directory, const CheckpointFiles& files) {
+  std::map<std::string, std::string> names;
+  for (const auto& [name, path] : files.extras) {
+    std::string folded = name;
+    std::ranges::transform(folded, folded.begin(), [](unsigned char c) { return std::tolower(c); });
+    const auto [other, is_new] = names.emplace(folded, name);
+    if (is_new) continue;
+    return fail(ErrorCode::kInvalid,
+                "{}: the files '{}' and '{}' are one file on some file systems, so pulls would "
+                "refuse them: rename one, or take it away",
+                directory.string(), canonical::printable(other->second),
+                canonical::printable(name));
   }
   return {};
 }
@@ -137,6 +157,7 @@ Result<CheckpointFiles> find_checkpoint(const fs::path& path) {
   if (fs::is_directory(status)) {
     TRY(files.weights, weights_in(path));
     TRY_VOID(add_extras(path, "", files));
+    TRY_VOID(check_extras_differ(path, files));
   } else if (path.extension() == ".json") {
     TRY(files.weights, read_index(path));
     const fs::path beside = path.parent_path();

@@ -173,6 +173,19 @@ TEST_F(PeerSessionsTest, OnePeerHasItsPartOfThePlacesWhateverItsConnections) {
   EXPECT_TRUE(open(request())) << "another host finds a place";
 }
 
+TEST_F(PeerSessionsTest, PeersThatKeepAllPlacesKeepNobodyOut) {
+  sessions_->set_limits({.max_bytes_per_second = 0, .max_pullers = 16});
+  for (const char* const hog : {"10.0.0.8:1", "10.0.0.9:1"}) {
+    peer_.address = hog;
+    for (int i = 0; i < 8; ++i) ASSERT_TRUE(open(request()));
+  }
+  EXPECT_FALSE(open(request()));
+  peer_.address = "10.0.0.1:1";
+  int opened = 0;
+  while (open(request())) ++opened;
+  EXPECT_EQ(opened, 5) << "a third of the places";
+}
+
 TEST_F(PeerSessionsTest, NewLimitsApplyToTheNextPuller) {
   ASSERT_TRUE(open(request()));
   sessions_->set_limits({.max_bytes_per_second = 7, .max_pullers = 1});

@@ -291,6 +291,30 @@ class CliReports : public ::testing::Test {
   std::unique_ptr<Daemon> coordinator_, agent_;
 };
 
+TEST(CliOptions, TokensWithoutACertificateAreRefused) {
+  const TempDir dir;
+  write_file(dir / "token", "the token of a prometheus");
+  fs::permissions(dir / "token", fs::perms(0600));
+  for (const char* const daemon : {"agent", "coordinator"}) {
+    const Finished done = rekindle({daemon, "--store", dir / "store", "--metrics", "127.0.0.1:0",
+                                    "--http-token-file", dir / "token"});
+    EXPECT_EQ(done.exit.code, 2) << daemon;
+    EXPECT_THAT(done.err,
+                AllOf(IsOneLine(), HasSubstr("--http-token-file " + (dir / "token").string()),
+                      HasSubstr("--tls-cert")));
+  }
+}
+
+TEST(CliOptions, AStoreThatCannotBeReadIsNamed) {
+  const TempDir dir;
+  // Root may read every directory, but nobody follows this link.
+  fs::create_symlink("loop", dir / "loop");
+  const Finished done = rekindle({"whoami", "--store", dir / "loop"});
+  EXPECT_EQ(done.exit.code, 7) << done.err;
+  EXPECT_THAT(done.err, AllOf(IsOneLine(), HasSubstr((dir / "loop").string()), HasSubstr("--store"),
+                              HasSubstr("symbolic links")));
+}
+
 TEST_F(CliReports, AllOfThemAreOneJsonDocument) {
   const std::string cluster = coordinator_->address();
   EXPECT_EQ(report({"publish", "m@1", dir_ / "in", "--store", dir_ / "a"})["version"], 1);

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "proto/trace.pb.h"
 #include "src/base/units.h"
 #include "tests/support/dripping_source.h"
 #include "tests/support/fleet.h"
@@ -246,6 +247,36 @@ TEST_F(HostilePeers, S11OneAddressDoesNotGetAllPullerSessions) {
   EXPECT_LE(sessions, 16);
   EXPECT_THAT(why, HasSubstr("127.0.0.9 has"));
   expect_a_pull();
+}
+
+TEST(HostileReaders, AnAgentShowsOnlyModelsThatTheCallerMayRead) {
+  Fleet fleet;
+  write_file(fleet.dir("rights"), R"({"rights": [
+      {"principals": ["unproven"], "verbs": ["publish"]},
+      {"principals": ["unproven"], "verbs": ["read"], "models": ["open"]}]})");
+  fleet.start_coordinator("127.0.0.1", {"--rights", fleet.dir("rights").string()});
+  make_checkpoint(fleet.dir("model"), 1, 64, 5);
+  fleet.start_agent("a");
+  fleet.publish("a", "open@1", fleet.dir("model"));
+  // The coordinator does not show it to this test either.
+  const auto published = fleet.run_command({"publish", "secret@1", fleet.dir("model").string(),
+                                            "--store", fleet.agent("a").store.string()});
+  ASSERT_EQ(published.exit_code, 0) << published.err;
+  Attacker attacker(fleet.agent("a").control, proto::ROLE_CLIENT);
+  ASSERT_TRUE(attacker.greet());
+  const auto status =
+      attacker.call<proto::AgentStatusResponse>(proto::AGENT_STATUS, proto::AgentStatusRequest());
+  ASSERT_TRUE(status) << status.error().message();
+  ASSERT_EQ(status->holdings_size(), 1);
+  EXPECT_EQ(status->holdings(0).id().model(), "open");
+  EXPECT_EQ(status->node().node_id(), "a");
+  EXPECT_EQ(status->DebugString().find("secret"), std::string::npos);
+  proto::TraceRequest trace;
+  trace.set_operation("pull");
+  const auto found = attacker.call<proto::TraceResponse>(proto::FIND_TRACE, trace);
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().code(), ErrorCode::kDenied);
+  EXPECT_THAT(found.error().message(), HasSubstr("may not read all models"));
 }
 
 TEST_F(HostilePeers, S12ASourceThatDripsMetadataHoldsUpNoPullThatHasAnotherOne) {

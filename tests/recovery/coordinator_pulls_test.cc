@@ -166,6 +166,28 @@ TEST(CoordinatorPulls, Row14PullersAboveTheLimitWaitAndLearnHowLong) {
   EXPECT_FALSE(world.open(r, "qwen3")->sources.empty());
 }
 
+TEST(CoordinatorPulls, APartyWhosePullsNeverEndKeepsNobodyWaiting) {
+  CoreWorld world;
+  world.holder("a", kV1);
+  int served = 0;
+  for (int i = 0; i < 40; ++i) {
+    NodeInfo hog = world.node("hog");
+    hog.party = "host 10.0.0.9";
+    const auto pull = world.open(hog, "qwen3");
+    ASSERT_TRUE(pull);
+    if (!pull->sources.empty()) ++served;
+  }
+  EXPECT_EQ(served, 8);
+  for (const char* const name : {"p", "q"}) {
+    NodeInfo honest = world.node(name);
+    honest.party = fmt::format("host of {}", name);
+    EXPECT_THAT(world.sources(honest), ElementsAre("a")) << name;
+  }
+  NodeInfo hog = world.node("hog");
+  hog.party = "host 10.0.0.9";
+  EXPECT_THAT(world.sources(hog), IsEmpty());
+}
+
 TEST(CoordinatorPulls, ANodeThatFillsUpServesAsManyPullsAsItReadsFrom) {
   CoreWorld world({.max_pullers_per_source = 2, .max_sources_per_pull = 5});
   world.holder("a", kV1);
@@ -456,6 +478,35 @@ TEST(CoordinatorQuarantine, ThePullsOfOnePartyMakeNoSourceSlowForOthers) {
   EXPECT_EQ(health.at(world.now, "honest"), 1);
   accuse("another");
   EXPECT_TRUE(health.slow(world.now, "honest")) << "two agree";
+}
+
+TEST(CoordinatorPulls, ASourceThatGivesAPartyNothingCostsItNoFurtherPulls) {
+  CoreWorld world;
+  const NodeInfo a = world.holder("a", kV1);
+  const NodeInfo b = world.holder("b", kV1);
+  const auto puller_of = [&](const std::string& party) {
+    NodeInfo puller = world.node("p");
+    puller.party = party;
+    return puller;
+  };
+  const NodeInfo first = puller_of("host 10.0.0.1");
+  const auto pull = world.open(first, "qwen3");
+  ASSERT_TRUE(pull);
+  ASSERT_EQ(pull->sources.size(), 2u);
+  ASSERT_TRUE(world.progress(first, *pull, {lost_report(b)}));
+  world.close(pull->pull_id);
+  EXPECT_THAT(world.sources(puller_of("host 10.0.0.1")), ElementsAre("a"));
+  EXPECT_EQ(world.sources(puller_of("host 10.0.0.2")).size(), 2u) << "one party may lie";
+  world.pass(11s, {a, b});
+  const NodeInfo again = puller_of("host 10.0.0.1");
+  const auto later = world.open(again, "qwen3");
+  ASSERT_EQ(later->sources.size(), 2u) << "it may have recovered";
+  ASSERT_TRUE(world.progress(again, *later, {lost_report(b)}));
+  world.close(later->pull_id);
+  world.pass(11s, {a, b});
+  EXPECT_THAT(world.sources(puller_of("host 10.0.0.1")), ElementsAre("a")) << "twice as long";
+  world.pass(3s, {b});
+  EXPECT_THAT(world.sources(puller_of("host 10.0.0.1")), ElementsAre("b")) << "nobody else has it";
 }
 
 TEST(CoordinatorPulls, ProgressOfAPullNamesItsVersion) {

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "proto/rights.pb.h"
+#include "proto/trace.pb.h"
 #include "recovery/rpc/audit_log.h"
 #include "tests/recovery/coordinator_daemon_fixture.h"
 
@@ -246,6 +247,37 @@ TEST_F(CoordinatorRights, ARightsFileThatTurnsBadAtAReloadLeavesTheOldRights) {
   ASSERT_NO_FATAL_FAILURE(reload());
   EXPECT_TRUE(retire(a, kId));
   EXPECT_EQ(publish(a, {"qwen3", 42}, kRoot).error().code(), ErrorCode::kDenied);
+}
+
+TEST_F(CoordinatorRights, WhoHasNoRightLeavesNoSpans) {
+  const auto file = temp_ / "rights.json";
+  const auto audit = temp_ / "audit.jsonl";
+  const auto report_and_find = [&](const Agent& by, char trace) {
+    proto::ClosePullRequest close;
+    auto& span = *close.add_spans();
+    span.set_trace_id(std::string(16, trace));
+    span.set_span_id(std::string(8, 's'));
+    span.set_name("pull");
+    span.set_start_unix_ns(1);
+    EXPECT_TRUE(loop_.run(rpc::call<proto::COORDINATOR_CLOSE_PULL>(by.client, close, 5s)));
+    proto::TraceRequest find;
+    find.set_trace_id(std::string(16, 't'));
+    return loop_.run(rpc::call<proto::FIND_TRACE>(by.client, find, 5s));
+  };
+  std::ofstream(file) << R"({"rights": [{"principals": ["nobody"], "verbs": ["read"]}]})";
+  start({"--rights", file.string(), "--audit", audit.string()});
+  Agent puller{make_identity(proto::ROLE_PULLER, "p"), {}};
+  ASSERT_TRUE(connect(puller));
+  EXPECT_EQ(report_and_find(puller, 't').error().code(), ErrorCode::kDenied);
+  std::ofstream(file) << R"({"rights": [{"principals": ["unproven"], "verbs": ["read"]}]})";
+  process_->signal(SIGHUP);
+  const auto deadline = std::chrono::steady_clock::now() + rpc::testing::kTestDeadline;
+  while (lines_about(audit, "\"act\":\"reload\"").empty()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    loop_.run(rpc::testing::sleep_for(20ms));
+  }
+  EXPECT_EQ(report_and_find(puller, 'u').error().code(), ErrorCode::kNotFound);
+  EXPECT_TRUE(report_and_find(puller, 't')) << "it may read now";
 }
 
 TEST_F(CoordinatorRights, WhoChangedWhatIsInTheAuditLogAlsoOverARestart) {

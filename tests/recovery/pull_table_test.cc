@@ -111,11 +111,25 @@ TEST(PullQueue, KeepsTheOrderInWhichPullsCame) {
   for (const int number : {1, 2, 3}) queue.enter(pull_of(number), 1s, kStart);
   queue.enter(pull_of(9, {"other", 1}), 1s, kStart);
   queue.enter(pull_of(2), 1s, kStart + 1s);
-  EXPECT_EQ(queue.place_of(pull_of(2)).ahead, 1u) << "asking again keeps the place";
-  EXPECT_EQ(queue.place_of(pull_of(2)).behind, 1u);
-  EXPECT_EQ(queue.place_of(pull_of(4)).ahead, 3u) << "all are ahead of a new one";
+  EXPECT_EQ(queue.place_of(pull_of(2), {}).ahead, 1u) << "asking again keeps the place";
+  EXPECT_EQ(queue.place_of(pull_of(2), {}).behind, 1u);
+  EXPECT_EQ(queue.place_of(pull_of(4), {}).ahead, 3u) << "all are ahead of a new one";
   queue.leave(pull_of(1));
-  EXPECT_EQ(queue.place_of(pull_of(2)).ahead, 0u);
+  EXPECT_EQ(queue.place_of(pull_of(2), {}).ahead, 0u);
+}
+
+TEST(PullQueue, PartiesWithFewerOpenPullsComeFirst) {
+  PullQueue queue(10);
+  Pull late = pull_of(3);
+  for (const int number : {1, 2}) {
+    Pull waiting = pull_of(number);
+    waiting.puller.party = "hog";
+    queue.enter(waiting, 1s, kStart);
+  }
+  queue.enter(late, 1s, kStart);
+  EXPECT_EQ(queue.place_of(late, {{"hog", 1}}).ahead, 0u);
+  EXPECT_EQ(queue.place_of(late, {{"hog", 1}}).behind, 2u);
+  EXPECT_EQ(queue.place_of(late, {{"hog", 1}, {"", 1}}).ahead, 2u);
 }
 
 TEST(PullQueue, APullThatDoesNotAskAgainLosesItsPlace) {
@@ -135,7 +149,7 @@ TEST(PullQueue, PullsBeyondTheLimitWaitWithoutAPlace) {
   queue.enter(pull_of(1), 1s, kStart);
   queue.enter(pull_of(2), 1s, kStart);
   EXPECT_EQ(queue.size(), 1u);
-  EXPECT_EQ(queue.place_of(pull_of(2)).ahead, 1u);
+  EXPECT_EQ(queue.place_of(pull_of(2), {}).ahead, 1u);
 }
 
 }  // namespace

@@ -22,6 +22,12 @@ namespace allocations = rekindle::testing::allocations;
 
 constexpr std::size_t kMebi = 1u << 20;
 
+async::Task<Result<std::string>> wait_for_the_caller(const Peer&, std::string,
+                                                     std::shared_ptr<EventSink>) {
+  co_await async::sleep_for(60s);
+  co_return std::string();
+}
+
 class RpcLimits : public ::testing::Test {
  protected:
   void serve(ServerLimits limits = {}) {
@@ -34,6 +40,11 @@ class RpcLimits : public ::testing::Test {
                                     return std::to_string(body.size());
                                   });
           }
+          server.handle(proto::AGENT_WATCH_HAVE, wait_for_the_caller);
+          server.handle_at_once(proto::AGENT_GET_PAGE,
+                                [](const Peer&, const std::string&) -> Result<std::string> {
+                                  return std::string(kMebi, 'p');
+                                });
         });
   }
   Result<std::shared_ptr<RpcClient>> connect(proto::Role role = proto::ROLE_AGENT) {
@@ -42,7 +53,9 @@ class RpcLimits : public ::testing::Test {
   void expect_served(proto::Role role = proto::ROLE_AGENT) {
     const auto client = connect(role);
     ASSERT_TRUE(client) << client.error().message();
-    const auto answer = loop_.run((*client)->call_raw(proto::COORDINATOR_HEARTBEAT, "hello", 10s));
+    const auto method =
+        role == proto::ROLE_AGENT ? proto::COORDINATOR_HEARTBEAT : proto::COORDINATOR_STATUS;
+    const auto answer = loop_.run((*client)->call_raw(method, "hello", 10s));
     ASSERT_TRUE(answer) << answer.error().message();
     EXPECT_EQ(*answer, "5");
   }
@@ -189,6 +202,63 @@ TEST_F(RpcLimits, UnknownConnectionsOfOneAddressPushOutEachOther) {
   EXPECT_LE(server_->connections(), 5u);
 }
 
+// Connections of `host` whose hello was accepted. An attacker keeps them, and asks nothing.
+std::vector<std::unique_ptr<HostilePeer>> idle_connections(const std::string& address,
+                                                           const std::string& host, int count) {
+  std::vector<std::unique_ptr<HostilePeer>> idle;
+  for (int i = 0; i < count; ++i) {
+    auto peer = std::make_unique<HostilePeer>(address, host);
+    if (peer->connected() && peer->greet()) idle.push_back(std::move(peer));
+  }
+  return idle;
+}
+
+TEST_F(RpcLimits, IdleConnectionsOfAFewPeersKeepNoOtherPeerOut) {
+  serve({.max_connections = 16, .max_connections_per_peer = 4});
+  std::vector<std::vector<std::unique_ptr<HostilePeer>>> attackers;
+  for (const char* const host : {"127.0.0.7", "127.0.0.8", "127.0.0.9"}) {
+    attackers.push_back(idle_connections(server_->address(), host, 4));
+    ASSERT_EQ(attackers.back().size(), 4u);
+  }
+  HostilePeer more(server_->address(), "127.0.0.9");
+  EXPECT_FALSE(more.greet()) << "it has its part";
+  for (int i = 0; i < 3; ++i) expect_served(proto::ROLE_CLIENT);
+}
+
+TEST_F(RpcLimits, IdleConnectionsOfAgentsKeepNoOtherPeerOut) {
+  serve({.max_connections = 8, .max_connections_per_peer = 4});
+  std::vector<std::unique_ptr<HostilePeer>> attackers;
+  for (const char* const host : {"127.0.0.8", "127.0.0.9"}) {
+    for (int i = 0; i < 4; ++i) {
+      attackers.push_back(std::make_unique<HostilePeer>(server_->address(), host));
+      ASSERT_TRUE(attackers.back()->greet(hostile_identity(proto::ROLE_AGENT, "hostile")));
+    }
+  }
+  expect_served();
+}
+
+TEST_F(RpcLimits, ACallThatIsOpenKeepsItsConnection) {
+  serve({.max_connections = 8, .max_connections_per_peer = 4});
+  auto attackers = idle_connections(server_->address(), "127.0.0.9", 4);
+  HostilePeer busy(server_->address(), "127.0.0.8");
+  ASSERT_TRUE(busy.greet());
+  ASSERT_TRUE(busy.send(request(1, proto::AGENT_WATCH_HAVE, 600'000)));
+  ASSERT_TRUE(busy.send(request(2, proto::COORDINATOR_STATUS, 60'000)));
+  ASSERT_TRUE(busy.answer()) << "the first call has begun";
+  auto idle = idle_connections(server_->address(), "127.0.0.8", 1);
+  for (int i = 0; i < 3; ++i) expect_served(proto::ROLE_CLIENT);
+  ASSERT_TRUE(busy.send(request(3, proto::COORDINATOR_STATUS, 60'000)));
+  EXPECT_TRUE(busy.answer());
+}
+
+TEST_F(RpcLimits, QuietConnectionsOfAnAddressMakeRoomForItsNext) {
+  serve({.max_connections = 64, .max_connections_per_peer = 4, .quiet_before_drop = 0ms});
+  const auto idle = idle_connections(server_->address(), "127.0.0.9", 8);
+  EXPECT_EQ(idle.size(), 8u);
+  EXPECT_TRUE(idle.front()->closed_by_peer()) << "the quietest first";
+  EXPECT_LE(server_->connections(), 4u);
+}
+
 TEST_F(RpcLimits, AQuarterOfTheConnectionsIsForAgents) {
   serve({.max_connections = 8});
   std::vector<std::shared_ptr<RpcClient>> commands;
@@ -204,6 +274,39 @@ TEST_F(RpcLimits, AQuarterOfTheConnectionsIsForAgents) {
   expect_served(proto::ROLE_AGENT);
 }
 
+TEST_F(RpcLimits, AnswersThatOnePeerDoesNotReadAreBoundedOverAllItsConnections) {
+  serve();
+  constexpr std::size_t kPages = 31;
+  allocations::reset_peak();
+  const auto before = allocations::live_bytes();
+  std::vector<std::unique_ptr<HostilePeer>> hostile;
+  for (int i = 0; i < 16; ++i) {
+    hostile.push_back(std::make_unique<HostilePeer>(server_->address(), "127.0.0.9"));
+    ASSERT_TRUE(hostile.back()->greet());
+    for (std::size_t page = 0; page < kPages; ++page) {
+      ASSERT_TRUE(hostile.back()->send(request(page + 1, proto::AGENT_GET_PAGE, 60'000)));
+    }
+    expect_served();
+  }
+  std::string why;
+  std::size_t pages = 0;
+  for (const auto& peer : hostile) {
+    for (std::size_t page = 0; page < kPages; ++page) {
+      const auto answer = peer->answer();
+      if (answer) {
+        ++pages;
+      } else {
+        why = answer.error().message();
+      }
+    }
+  }
+  EXPECT_LT(allocations::peak_bytes() - before, std::int64_t{200} << 20);
+  EXPECT_GE(pages, 128u);
+  EXPECT_THAT(why, HasSubstr("127.0.0.9 has 128"));
+  ASSERT_TRUE(hostile.front()->send(request(kPages + 1, proto::AGENT_GET_PAGE, 60'000)));
+  EXPECT_TRUE(hostile.front()->answer()) << "it has read them";
+}
+
 TEST(ParsedSize, ManyEmptyPartsAreRefusedBeforeTheyTakeMemory) {
   // AnnounceRequest.add, empty, as often as its method allows.
   std::string body;
@@ -217,6 +320,22 @@ TEST(ParsedSize, ManyEmptyPartsAreRefusedBeforeTheyTakeMemory) {
   ASSERT_FALSE(parsed);
   EXPECT_EQ(parsed.error().code(), ErrorCode::kInvalid);
   EXPECT_THAT(parsed.error().message(), HasSubstr("too many small parts"));
+  EXPECT_LT(allocations::peak_bytes() - before, 1 << 20);
+}
+
+TEST(ParsedSize, TooManyMembersOfARoundAreRefusedBeforeTheyAreParsed) {
+  proto::RoundReport small;
+  // Of 24 bytes, so that its memory is no reason.
+  small.add_members()->set_group(std::string(20, 'g'));
+  ASSERT_EQ(small.ByteSizeLong(), 24u);
+  const std::string member = small.SerializeAsString();
+  std::string body;
+  while (body.size() < 8 * kMebi) body += member;
+  allocations::reset_peak();
+  const auto before = allocations::live_bytes();
+  const auto parsed = parse_body<proto::RoundReport>(body);
+  ASSERT_FALSE(parsed);
+  EXPECT_THAT(parsed.error().message(), HasSubstr("more than 65536 parts"));
   EXPECT_LT(allocations::peak_bytes() - before, 1 << 20);
 }
 
@@ -253,6 +372,14 @@ TEST(ParsedSize, HonestMessagesOfManyPartsPass) {
     if (i % 10'000 == 0) report.add_described();
     report.mutable_described(report.described_size() - 1)->add_keys(1);
     report.mutable_described(report.described_size() - 1)->add_bytes(1);
+  }
+  for (int i = 0; i < 4096; ++i) {
+    auto& member = *report.add_members();
+    member.set_group("group");
+    member.mutable_id()->set_model("m");
+    member.mutable_root()->set_value(std::string(32, 'r'));
+    member.mutable_contents()->set_value(std::string(32, 'c'));
+    for (int phase = 0; phase < 11; ++phase) member.add_phases()->set_elapsed_us(1);
   }
   EXPECT_TRUE(parse_body<proto::RoundReport>(report.SerializeAsString()));
 }

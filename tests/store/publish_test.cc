@@ -161,6 +161,11 @@ TEST_F(PublishTest, BadFilesAreNamed) {
   write_safetensors(source() / "b.safetensors", {{"w", DType::kU8, {4}}}, 2);
   EXPECT_THAT(publish_source(1).error().message(), HasSubstr("'w' appears twice"));
   EXPECT_FALSE(publish(*store_, {"../m", 1}, source()));
+  fs::remove(source() / "b.safetensors");
+  write_bytes(source() / "config.json", "{}");
+  write_bytes(source() / "Config.json", "{}");
+  EXPECT_THAT(publish_source(1).error().message(), HasSubstr("'Config.json' and 'config.json'"));
+  EXPECT_THAT(publish_source(1).error().message(), HasSubstr(source().string()));
 }
 
 TEST_F(PublishTest, AnIndexNamesTheFilesAndMissingOnesAreNamed) {

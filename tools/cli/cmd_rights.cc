@@ -35,7 +35,15 @@ Result<int> whoami(const Settings& settings) {
   std::string address = settings.coordinator;
   if (address.empty()) {
     const std::filesystem::path socket = agent::agent_socket(settings.store);
-    if (!std::filesystem::exists(socket)) {
+    std::error_code error;
+    const bool runs = std::filesystem::exists(socket, error);
+    if (error) {
+      return fail(ErrorCode::kDenied,
+                  "cannot look for the agent of this host at {}: {}; name your own --store, or a "
+                  "--coordinator",
+                  socket.string(), error.message());
+    }
+    if (!runs) {
       return fail(ErrorCode::kNotFound,
                   "no agent runs here ({} does not exist); name a --coordinator", socket.string());
     }

@@ -196,9 +196,16 @@ void add_http_options(Command& sub, std::string& token_file, bool& open) {
            "Whoever reaches the addresses of HTTP may read, without TLS [off]");
 }
 
-void check_http_tokens(const std::string& file, Problems& problems) {
+// Tokens are taken over https only.
+void check_http_tokens(const std::string& file, const Settings& settings, Problems& problems) {
   if (auto tokens = rpc::HttpTokens::open(file); !tokens) {
     problems.check("http-token-file", fail(std::move(tokens).error()));
+  } else if (!file.empty() && settings.credentials.certificate_file.empty()) {
+    problems.check("http-token-file",
+                   fail(ErrorCode::kInvalid,
+                        "--http-token-file {}: tokens are taken over https only, and there is no "
+                        "certificate: give --tls-cert, --tls-key and --tls-ca, or leave it out",
+                        file));
   }
 }
 
@@ -239,7 +246,7 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
   problems.check("http", check_own_address("--http", options.http));
   options.http_token_file = args.http_token_file;
   options.http_open = args.http_open;
-  check_http_tokens(options.http_token_file, problems);
+  check_http_tokens(options.http_token_file, settings, problems);
   check_otlp(args.otlp, problems);
   problems.check("max-pullers", check_max_pullers(args.max_pullers));
   options.listen = args.listen;
@@ -292,7 +299,7 @@ agent::AgentOptions agent_options(const Settings& settings, const AgentArgs& arg
   agent::AgentOptions options = args.options;
   check_shared(settings, problems);
   check_network(options, problems);
-  check_http_tokens(options.http_token_file, problems);
+  check_http_tokens(options.http_token_file, settings, problems);
   options.store_directory = settings.store;
   options.coordinator = settings.coordinator;
   options.credentials = settings.credentials;

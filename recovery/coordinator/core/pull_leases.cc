@@ -103,7 +103,13 @@ void PullLeases::take_reports(Pull& pull, const std::vector<SourceReport>& repor
                                ? fleet_.members.find(report.node_id, report.incarnation)
                                : nullptr;
     if (member != nullptr && pull.opened_here) {
+      const std::string& party = pull.puller.party;
       if (news.lost) member->standing.lost(fleet_.timing, now);
+      if (news.delivered) member->standing.delivered(party);
+      // A process without a name is another party the next time.
+      if (news.lost && report.bytes == 0 && !party.empty()) {
+        member->standing.gave_nothing(party, fleet_.timing, now);
+      }
       if (news.quarantined) {
         member->standing.strike(pull.puller.incarnation, pull.puller.responsible(), fleet_.timing,
                                 now);
@@ -118,9 +124,8 @@ void PullLeases::adopt_shares(Pull& pull, const std::vector<SourceReport>& repor
   for (const SourceReport& report : reports) {
     const Member* member = fleet_.members.find(report.node_id, report.incarnation);
     if (member == nullptr || member->is_dead() || report.lost) continue;
-    if (table_.pullers_of(report.incarnation) >= selection_.puller_limit(*member, pull.id)) {
-      continue;
-    }
+    const std::size_t limit = selection_.puller_limit(*member, pull.id);
+    if (table_.shares_left(report.incarnation, limit, pull.puller.party) == 0) continue;
     if (pull.sources.size() < selection_.source_limit(pull.id)) {
       table_.take_share(pull, report.incarnation);
       pull.granted.insert(report.incarnation);
@@ -207,7 +212,7 @@ void PullLeases::shift(Duration by) {
 
 // The pulls ahead take their shares first; the rest is shared evenly with those behind.
 std::size_t PullLeases::fair_count(const Pull& pull, bool runs, TimePoint now) const {
-  const PullQueue::Place place = queue_.place_of(pull);
+  const PullQueue::Place place = queue_.place_of(pull, table_.pulls_of(pull.id));
   if (place.ahead + place.behind == 0) return fleet_.limits.max_sources_per_pull;
   // A running pull takes no more while others wait, unless it has lost all its sources.
   if (runs) return pull.sources.empty() ? 1 : 0;

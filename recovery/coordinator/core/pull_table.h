@@ -8,6 +8,7 @@
 
 #include "recovery/coordinator/core/source_standing.h"
 #include "recovery/coordinator/core/types.h"
+#include "src/base/fair_places.h"
 
 namespace rekindle::coordinator {
 
@@ -62,6 +63,11 @@ class PullTable {
 
   // The number of pulls that have a share of this source.
   std::size_t pullers_of(const Incarnation& source) const;
+  // How many shares of this source, which has `limit`, a party may still take (see places_left()).
+  std::size_t shares_left(const Incarnation& source, std::size_t limit,
+                          const std::string& party) const;
+  // The number of open pulls of this version, by the party of the puller.
+  const PlacesTaken& pulls_of(const ModelVersion& id) const;
   // The number of pulls of this version that read there.
   std::size_t readers_of(const Incarnation& source, const ModelVersion& id) const;
   const std::map<PullId, Pull>& all() const { return pulls_; }
@@ -72,6 +78,8 @@ class PullTable {
     Incarnation by;
   };
 
+  using Place = std::map<PullId, Pull>::iterator;
+  Place end(Place pull);
   template <typename Predicate>
   void end_where(const Predicate& over);
 
@@ -80,11 +88,13 @@ class PullTable {
   std::map<PullId, Pull> pulls_;
   std::map<PullId, Closed> closed_;
   // How many pulls have each source in `Pull::sources`.
-  std::map<Incarnation, std::size_t> shares_;
+  std::map<Incarnation, PlacesTaken> shares_;
+  std::map<ModelVersion, PlacesTaken> by_version_;
 };
 
-// The pulls that found every source busy, the longest waiting first. A puller keeps its place as
-// long as it asks again in time; free shares go to the front of the queue.
+// The pulls that found every source busy. First come those of the parties that have the fewest open
+// pulls of the version, of them the longest waiting one. A puller keeps its place as long as it
+// asks again in time; free shares go to the front of the queue.
 class PullQueue {
  public:
   explicit PullQueue(std::size_t max_waiting) : max_waiting_(max_waiting) {}
@@ -95,7 +105,8 @@ class PullQueue {
     std::size_t ahead = 0;
     std::size_t behind = 0;
   };
-  Place place_of(const Pull& pull) const;
+  // `open`: the open pulls of the version, by party.
+  Place place_of(const Pull& pull, const PlacesTaken& open) const;
   // Enters the pull, or renews its place. It is to ask again after `retry_after`.
   void enter(const Pull& pull, Duration retry_after, TimePoint now);
   void leave(const Pull& pull);
@@ -107,6 +118,7 @@ class PullQueue {
  private:
   struct Waiting {
     Incarnation puller;
+    std::string party;
     ModelVersion id;
     std::string shard;
     TimePoint expires;

@@ -36,13 +36,12 @@ struct SourceSelection::Candidate {
   bool slow = false;
   bool same_host = false;
   std::size_t active = 0;
-  // New pulls are refused from this number of active ones on.
-  std::size_t limit = 0;
+  // How many more pulls of this puller's party it takes.
+  std::size_t left = 0;
   std::uint64_t rotation = 0;
   // It has a part that no candidate before it has, and no usable node has all parts.
   bool needed = false;
 
-  bool full() const { return active >= limit; }
   auto rank() const {
     return std::tuple(!has_share, last_resort, suspect, slow, !same_host, active, rotation);
   }
@@ -97,7 +96,8 @@ std::optional<SourceSelection::Candidate> SourceSelection::consider(const Pull& 
   Candidate candidate;
   candidate.member = &member;
   candidate.active = pulls_.pullers_of(node.incarnation);
-  candidate.limit = puller_limit(member, pull.id);
+  candidate.left =
+      pulls_.shares_left(node.incarnation, puller_limit(member, pull.id), pull.puller.party);
   candidate.complete = member.holdings.holds_a_complete_layout(pull.id);
   candidate.has_share = pull.has_share_of(node.incarnation);
   candidate.suspect = !member.alive(now);
@@ -107,6 +107,8 @@ std::optional<SourceSelection::Candidate> SourceSelection::consider(const Pull& 
     candidate.last_resort = LastResort::kDrained;
   } else if (quarantined) {
     candidate.last_resort = LastResort::kQuarantined;
+  } else if (member.standing.gives_nothing(pull.puller.party, now)) {
+    candidate.last_resort = LastResort::kFlapping;
   } else if (!candidate.has_share && member.flapping.left_out(now)) {
     candidate.last_resort = LastResort::kFlapping;
   }
@@ -136,7 +138,7 @@ SourceSelection::Candidates SourceSelection::candidates(const Pull& pull, TimePo
   Candidates result;
   for (const Candidate& candidate : found) {
     if (candidate.last_resort > allowed) continue;
-    const bool busy = !candidate.has_share && candidate.full();
+    const bool busy = !candidate.has_share && candidate.left == 0;
     (busy ? result.busy : result.usable).push_back(candidate);
   }
   return result;
@@ -281,9 +283,8 @@ std::size_t SourceSelection::free_shares(const Pull& pull, TimePoint now) const 
   std::size_t free = 0;
   std::optional<std::size_t> scarcest;
   for (const Candidate& candidate : ranked(pull, now).usable) {
-    const std::size_t left = candidate.full() ? 0 : candidate.limit - candidate.active;
-    if (candidate.needed) scarcest = std::min(scarcest.value_or(left), left);
-    free += left;
+    if (candidate.needed) scarcest = std::min(scarcest.value_or(candidate.left), candidate.left);
+    free += candidate.left;
   }
   return scarcest.value_or(free);
 }

@@ -87,6 +87,23 @@ Duration SourceStanding::backoff(std::uint32_t strikes, const Timing& timing) {
       timing.quarantine_max);
 }
 
+void SourceStanding::gave_nothing(const std::string& party, const Timing& timing, TimePoint now) {
+  std::erase_if(silences_, [&](const auto& entry) {
+    return now - entry.second.until > timing.quarantine_max;
+  });
+  const auto found = silences_.find(party);
+  if (found == silences_.end() && silences_.size() >= kMaxParties) return;
+  Silence& silence = silences_[party];
+  // Pulls that run beside each other notice the same.
+  if (silence.until > now) return;
+  silence.until = now + backoff(silence.times++, timing);
+}
+
+bool SourceStanding::gives_nothing(const std::string& party, TimePoint now) const {
+  const auto found = silences_.find(party);
+  return found != silences_.end() && found->second.until > now;
+}
+
 bool SourceStanding::struck_by(const Incarnation& puller, TimePoint now) const {
   return std::ranges::any_of(accusations_, [&](const auto& entry) {
     return (entry.second.until > now || quarantined(now)) && entry.second.pullers.contains(puller);

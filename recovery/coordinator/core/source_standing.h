@@ -82,6 +82,13 @@ class SourceStanding {
   bool quarantined(TimePoint now) const { return quarantined_until_ > now; }
   // This puller has found it bad lately.
   bool struck_by(const Incarnation& puller, TimePoint now) const;
+  // A puller of this party has lost it without a byte: a port that answers nothing costs each pull
+  // its patience. Pullers of the party get it as a last resort for a while, twice as long each
+  // time.
+  void gave_nothing(const std::string& party, const Timing& timing, TimePoint now);
+  // It has given the party some bytes.
+  void delivered(const std::string& party) { silences_.erase(party); }
+  bool gives_nothing(const std::string& party, TimePoint now) const;
   // This puller does not get it before.
   TimePoint kept_from_until(const Incarnation& puller) const;
 
@@ -100,8 +107,13 @@ class SourceStanding {
     std::uint32_t strikes = 0;
     std::set<Incarnation> pullers;
   };
+  struct Silence {
+    TimePoint until{};
+    std::uint32_t times = 0;
+  };
   // By party.
   std::map<std::string, Accusation> accusations_;
+  std::map<std::string, Silence> silences_;
   std::uint32_t quarantines_ = 0;
 };
 
