@@ -109,8 +109,8 @@ class Arena {
   // Guards the rest.
   std::mutex mutex_;
   UndumpedPages pages_;
-  // Blocks up to this size, such as the records of TLS, come from pools. A larger one has a mapping
-  // of its own.
+  // Blocks up to this size, such as the records of TLS, come from pools. A larger one is a mapping
+  // by itself.
   std::pmr::unsynchronized_pool_resource pool_{{0, 32 << 10}, &pages_};
 };
 
