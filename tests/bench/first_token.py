@@ -2,7 +2,7 @@
 
     REKINDLE_BINARY=… REKINDLE_LIBRARY=… PYTHONPATH=python \\
         python tests/bench/first_token.py [--engine transformers|vllm] [--gib N] [--device cuda:0|double:0]
-            [--runs N] [--ways WAY,…] [--directory DIR] [-- ARGUMENTS OF VLLM]
+            [--runs N] [--ways WAY,…] [--directory DIR] [--logs DIR] [-- ARGUMENTS OF VLLM]
 
 The engine is a Llama model with random weights under `rekindle run`: transformers' generate without compiled graphs,
 or vLLM's server as it comes, with compiled graphs. `rekindle drill kill --first-token` kills it and tells the time
@@ -257,6 +257,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--ways", default=",".join(("start", *WAYS)), help="of: %(default)s; `start` is for vLLM")
     parser.add_argument("--directory", type=pathlib.Path, default=pathlib.Path("/dev/shm"))
+    parser.add_argument("--logs", type=pathlib.Path, help="where the logs of engines and daemons stay")
     parser.add_argument("more", nargs="*")
     given = parser.parse_args()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="rekindle-bench.", dir=given.directory))
@@ -291,6 +292,10 @@ def main() -> None:
         raise
     finally:
         fleet.close()
+        if given.logs is not None:
+            given.logs.mkdir(parents=True, exist_ok=True)
+            for log in directory.glob("*.log"):
+                shutil.copy(log, given.logs)
         shutil.rmtree(directory, ignore_errors=True)
 
 
