@@ -1,4 +1,5 @@
 // Rows 8 and 26 for `pull --to DIR`: killed at any step of filling DIR, the same command goes on.
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 
@@ -191,8 +192,12 @@ TEST_F(HostileCheckpoint, HiddenFilesScriptsAndNamesWithControlCharactersDoNotTr
 
 TEST_F(HostileCheckpoint, TwoNamesThatDifferInCaseOnlyAreRefused) {
   write("Config.json", "{}");
-  fleet_.publish("a", "m@1", fleet_.dir("model"));
-  const auto refused = fleet_.run_command(pull_words());
+  fleet_.start_agent("b", {}, "127.0.0.1:0",
+                     {"env", "REKINDLE_FAILPOINTS=publish.any_names=error:EIO"});
+  fleet_.publish("b", "m@1", fleet_.dir("model"));
+  std::vector<std::string> words = pull_words();
+  std::ranges::replace(words, fleet_.agent("a").control, fleet_.agent("b").control);
+  const auto refused = fleet_.run_command(words);
   EXPECT_EQ(refused.exit_code, 2) << refused.err;
   EXPECT_THAT(refused.err, ::testing::HasSubstr("'Config.json' and 'config.json'"));
   EXPECT_FALSE(fs::exists(out_ / "rekindle.manifest"));

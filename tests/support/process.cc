@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -304,14 +305,18 @@ CpuTime cpu_time(pid_t pid) {
 
 std::uint16_t free_port() {
   static std::minstd_rand random{static_cast<unsigned>(::getpid())};
+  // Nobody may listen yet at those that were returned before.
+  static std::set<std::uint16_t> returned;
   for (int i = 0; i < 1000; ++i) {
     const auto port = static_cast<std::uint16_t>(20'000 + random() % 12'000);
+    if (returned.contains(port)) continue;
     const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(port);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+      returned.insert(port);
       return port;
     }
   }

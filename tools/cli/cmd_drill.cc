@@ -199,8 +199,9 @@ class Drill {
     }
     const auto now = status();
     const bool knows = now && (recovered || doubt_.empty());
-    return report(now && recovered, knows ? Json(lost_between(before_, *now)) : Json(nullptr),
-                  doubt_.empty() ? advice() : doubt_);
+    std::string why = doubt_.empty() ? advice() : doubt_;
+    if (recovered && !now) why = "what was lost is not known: " + now.error().message();
+    return report(now && recovered, knows ? Json(lost_between(before_, *now)) : Json(nullptr), why);
   }
 
  private:

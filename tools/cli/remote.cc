@@ -61,6 +61,9 @@ Result<std::string> Remote::call_raw(proto::Method method, std::string body) {
     std::optional<Result<std::string>> outcome;
     std::exception_ptr failure;
   };
+  // Learns of the end of a connection that its server has closed since the last call.
+  io_.restart();
+  (void)io_.poll();
   // Shared, because the answer may come after an early end of the call.
   const auto ended = std::make_shared<Ended>();
   boost::asio::co_spawn(io_, exchange(method, std::move(body)),
