@@ -115,10 +115,16 @@ class HttpClient::Connection {
   }
 
   // Each returns what Beast does.
-  template <typename Message>
-  auto write(Message& message) {
+  template <typename Serializer>
+  auto write_header(Serializer& serializer) {
     return on_stream([&](auto& stream) {
-      return http::async_write(stream, message, asio::as_tuple(asio::use_awaitable));
+      return http::async_write_header(stream, serializer, asio::as_tuple(asio::use_awaitable));
+    });
+  }
+  template <typename Serializer>
+  auto write(Serializer& serializer) {
+    return on_stream([&](auto& stream) {
+      return http::async_write(stream, serializer, asio::as_tuple(asio::use_awaitable));
     });
   }
   template <typename Parser>
@@ -155,6 +161,9 @@ asio::awaitable<Result<HttpReply>> HttpClient::exchange(Request what, TimePoint 
     const auto [error, address] =
         co_await connection_->tcp().async_connect(addresses, asio::as_tuple(asio::use_awaitable));
     if (error) co_return network_error("connect", error);
+    // Header and body are two writes, and the second one must not wait for an answer to the first.
+    beast::error_code ignored;
+    connection_->tcp().socket().set_option(asio::ip::tcp::no_delay(true), ignored);
     if (tls_) {
       auto begin = connection_->begin_tls(*tls_, server_.host);
       auto begun = co_await std::move(begin);
@@ -171,8 +180,16 @@ asio::awaitable<Result<HttpReply>> HttpClient::exchange(Request what, TimePoint 
     request.body() = {what.body->data(), what.body->size()};
     request.prepare_payload();
   }
-  const auto [write_error, written] = co_await connection_->write(request);
-  if (write_error) co_return network_error("send", write_error);
+  // The body is a write by itself: for several buffers, Asio copies them to its stack, where a
+  // password of the body would stay.
+  http::request_serializer<http::span_body<const char>> serializer(request);
+  serializer.split(true);
+  const auto [header_error, header] = co_await connection_->write_header(serializer);
+  if (header_error) co_return network_error("send", header_error);
+  if (!serializer.is_done()) {
+    const auto [body_error, body] = co_await connection_->write(serializer);
+    if (body_error) co_return network_error("send", body_error);
+  }
   beast::flat_buffer buffer;
   http::response_parser<http::string_body> parser;
   parser.body_limit(most_answer_bytes_);
