@@ -1,7 +1,6 @@
 #include "recovery/agent/pull_export.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <map>
@@ -44,21 +43,14 @@ bool holds_files(const Checkpoint& checkpoint, const Layout& layout, std::uint32
 // What runs by itself when a model is loaded: engines import it with trust_remote_code.
 bool is_code_file(std::string_view name) { return name.ends_with(".py"); }
 
-bool equal_ignoring_case(std::string_view a, std::string_view b) {
-  return std::ranges::equal(
-      a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
-}
-
 // On a file system that ignores the case of names, the later one would replace the earlier one.
 Result<void> check_names_differ(const std::set<std::string>& names, const std::string& name) {
-  for (const std::string& other : names) {
-    if (!equal_ignoring_case(other, name)) continue;
-    return fail(ErrorCode::kInvalid,
-                "the checkpoint carries files named '{}' and '{}', which are one file on some file "
-                "systems: refused",
-                other, name);
-  }
-  return {};
+  const auto other = std::ranges::find(names, canonical::folded_name(name), canonical::folded_name);
+  if (other == names.end()) return {};
+  return fail(ErrorCode::kInvalid,
+              "the checkpoint carries files named '{}' and '{}', which are one file on some file "
+              "systems: refused",
+              *other, name);
 }
 
 // Returns the files that were left out.

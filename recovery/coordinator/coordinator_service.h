@@ -96,6 +96,8 @@ class CoordinatorService {
                                                     const proto::PullProgressRequest& request);
   Result<proto::ClosePullResponse> close_pull(const rpc::Peer& peer,
                                               const proto::ClosePullRequest& request);
+  // Whether spans of a pull that was never opened are kept.
+  bool takes_unopened(const rpc::Peer& peer, int spans);
   void keep_spans(const rpc::Peer& peer, const proto::ClosePullRequest& request);
   Result<proto::ClusterStatusResponse> status(const rpc::Peer& peer,
                                               const proto::ClusterStatusRequest& request);
@@ -128,8 +130,6 @@ class CoordinatorService {
   FleetWatch& watch_;
   Committer& committer_;
   const Options options_;
-  bool takes_unopened(const rpc::Peer& peer, int spans);
-
   Allowance unopened_;
   // The part of it of each peer.
   rpc::RateBudgets unopened_of_;

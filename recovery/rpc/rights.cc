@@ -62,15 +62,14 @@ Result<void> check_globs(const google::protobuf::RepeatedPtrField<std::string>& 
   return {};
 }
 
-// An empty list gives nothing to everybody who reads the file, but protobuf cannot tell it from
-// none.
+// Protobuf cannot tell an empty list from none, which stands for all models. Whoever reads the file
+// takes it for no model.
 Result<void> check_models(const std::string& json, const std::string& place) {
   const auto file = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
   if (!file.is_object() || !file.contains("rights")) return {};
   std::size_t index = 0;
   for (const auto& line : file["rights"]) {
-    const auto models = line.is_object() ? line.find("models") : line.end();
-    if (line.is_object() && models != line.end() && models->is_array() && models->empty()) {
+    if (line.is_object() && line.contains("models") && line["models"] == nlohmann::json::array()) {
       return fail(
           ErrorCode::kInvalid,
           "{}: rights[{}].models: it is empty, so the line would allow nothing: name models, "

@@ -106,8 +106,8 @@ using InstantHandler =
     std::function<Result<std::string>(const Peer& peer, const std::string& body)>;
 
 // A quarter of the connections is for agents alone. Processes on the unix socket are not counted.
-// At a full server a peer with less than an equal part pushes out the connection without an open
-// call that has been quiet for longest, of the peer that has most.
+// A full server makes room for a peer with less than an equal part: the peer with most connections
+// loses its quietest one without an open call.
 struct ServerLimits {
   std::size_t max_connections = 4096;
   // Of one peer: of one address, and of one certificate. Connections of an address that have no

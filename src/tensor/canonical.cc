@@ -1,6 +1,7 @@
 #include "src/tensor/canonical.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include <nlohmann/json.hpp>
 
@@ -69,6 +70,12 @@ std::string printable(std::string_view text) {
   while (!result.empty() && !is_utf8(result)) result.pop_back();
   if (text.size() > kMaxBytes) result += "…";
   return result;
+}
+
+std::string folded_name(std::string_view name) {
+  std::string folded(name);
+  std::ranges::transform(folded, folded.begin(), [](unsigned char c) { return std::tolower(c); });
+  return folded;
 }
 
 std::string json_string(std::string_view utf8) {

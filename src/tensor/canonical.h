@@ -82,5 +82,7 @@ bool is_utf8(std::string_view text);  // well-formed, without surrogates and ove
 // The text cut to 80 bytes and without control characters, for messages.
 std::string printable(std::string_view text);
 std::string json_string(std::string_view utf8);  // quoted and escaped
+// Equal for names that are one file where a file system ignores the case of (ASCII) letters.
+std::string folded_name(std::string_view name);
 
 }  // namespace rekindle::canonical

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cctype>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -77,9 +76,7 @@ Result<void> check_extras_differ(const fs::path& directory, const CheckpointFile
   if (!failpoint("publish.any_names")) return {};
   std::map<std::string, std::string> names;
   for (const auto& [name, path] : files.extras) {
-    std::string folded = name;
-    std::ranges::transform(folded, folded.begin(), [](unsigned char c) { return std::tolower(c); });
-    const auto [other, is_new] = names.emplace(folded, name);
+    const auto [other, is_new] = names.emplace(canonical::folded_name(name), name);
     if (is_new) continue;
     return fail(ErrorCode::kInvalid,
                 "{}: the files '{}' and '{}' are one file on some file systems, so pulls would "

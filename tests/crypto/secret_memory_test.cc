@@ -56,7 +56,6 @@ TEST(SecretMemory, IsLeftOutOfCoreDumps) {
   EXPECT_FALSE(is_left_out(plain.data()));
 }
 
-// The pools round the size up, so the neighbour of a block begins after some unused bytes.
 TEST(SecretMemory, IsWipedWhenItIsFreed) {
   constexpr std::size_t kBytes = 96;
   const auto filled = [](char with) {

@@ -71,7 +71,7 @@ class RankWatch {
   struct Attached {
     pid_t pid = 0;
     std::uint32_t rank = 0;
-    // Of `place_`, and not from before follow().
+    // Of `place_`, and not from before begin().
     bool ours = false;
   };
   struct News {

@@ -403,7 +403,7 @@ def _described(model: torch.nn.Module, before: Before, now: Held,
     on_host = _choose_small(elsewhere)
     for key, (tensor, slots) in elsewhere.items():
         if key not in on_host or tensor.device.type != "cpu":
-            _check_same(slots[0], tensor, before, "load")
+            raise _changed(slots[0], tensor, "load")
         small[key] = {**on_host[key], "host": True}
     return {"format": FORMAT, "changes": changes, "rebuild": objects is not None, "how": how, "move": tensors,
             "small": [{**entry, "how": [how[slot] for slot in entry["names"]]}
@@ -418,11 +418,9 @@ def _is_same(slot: Slot, tensor: torch.Tensor, before: Before) -> bool:
     return old is not None and old() is tensor and tensor._version == version
 
 
-def _check_same(slot: Slot, tensor: torch.Tensor, before: Before, since: str) -> None:
-    """Raises NotResident for an attribute elsewhere than on the device that is new or has changed."""
-    if not _is_same(slot, tensor, before):
-        raise NotResident(f"{_shown(slot)} on {tensor.device} is new, or has changed, since its "
-                          f"{since} began")
+def _changed(slot: Slot, tensor: torch.Tensor, since: str) -> NotResident:
+    return NotResident(f"{_shown(slot)} on {tensor.device} is new, or has changed, since its "
+                       f"{since} began")
 
 
 def _how(tensor: torch.Tensor, slot: Slot, before: Before) -> dict[str, Any]:
@@ -520,8 +518,9 @@ def _put_back(model: torch.nn.Module, kept: Kept, before: Before) -> None:
         if slot not in known | before.slots:
             raise NotResident(f"{_shown(slot)} has come with the update")
         if (slot[0] == "attribute" and slot not in known and kept.blocks
-                and tensor.device != kept.blocks[0].bytes.device):
-            _check_same(slot, tensor, before, "update")
+                and tensor.device != kept.blocks[0].bytes.device
+                and not _is_same(slot, tensor, before)):
+            raise _changed(slot, tensor, "update")
     for entry in kept.about["tensors"]:
         slots = entry["names"]
         if all(_lies(_get(model, slot), kept.blocks, entry) for slot in slots):
