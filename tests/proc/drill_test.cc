@@ -50,18 +50,33 @@ class Engine {
   }
 
  private:
+  // Header and body may come in separate parts.
+  static bool is_whole(const std::string& request) {
+    const std::size_t end_of_header = request.find("\r\n\r\n");
+    if (end_of_header == std::string::npos) return false;
+    static constexpr std::string_view kLength = "Content-Length: ";
+    const std::size_t length = request.find(kLength);
+    const std::size_t body =
+        length < end_of_header ? std::stoul(request.substr(length + kLength.size())) : 0;
+    return request.size() >= end_of_header + 4 + body;
+  }
   void serve() {
     while (!over_) {
       pollfd entry{listener_.get(), POLLIN, 0};
       if (::poll(&entry, 1, 50) != 1) continue;
       const UniqueFd client(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      std::array<char, 4096> text;
-      const ssize_t got = ::read(client.get(), text.data(), text.size());
-      if (got <= 0) continue;
+      std::string request;
+      std::array<char, 4096> part;
+      while (!is_whole(request)) {
+        const ssize_t got = ::read(client.get(), part.data(), part.size());
+        if (got <= 0) break;
+        request.append(part.data(), static_cast<std::size_t>(got));
+      }
+      if (!is_whole(request)) continue;
       std::size_t count = 0;
       {
         const std::lock_guard lock(mutex_);
-        requests_.emplace_back(text.data(), static_cast<std::size_t>(got));
+        requests_.push_back(std::move(request));
         count = requests_.size();
       }
       const std::string answer = std::string("HTTP/1.1 ") +

@@ -12,8 +12,11 @@ using ::testing::Not;
 
 class EncryptedPulls : public ::testing::Test {
  protected:
-  // Grants are good for 4 s.
+  // Grants are good for 4 s, and a pull of the 16 MiB takes 7 s.
   static constexpr const char* kShortGrants = "REKINDLE_FAILPOINTS=grants.short=error:EIO";
+  static constexpr const char* kSlow = "2500kB";
+  // For pulls that start again what was under way at the end of their session.
+  static constexpr milliseconds kPatienceWithSlowPulls{60'000};
   void publish(const std::vector<std::string>& options = {},
                const std::vector<std::string>& under = {}) {
     make_checkpoint(fleet_.dir("model"), 8, 1024, 3);
@@ -41,11 +44,11 @@ class EncryptedPulls : public ::testing::Test {
 };
 
 TEST_F(EncryptedPulls, ASessionIsRenewedForAsLongAsThePullTakes) {
-  publish({"--max-rate", "1500kB"}, {"env", kShortGrants});
+  publish({"--max-rate", kSlow}, {"env", kShortGrants});
   auto command = pull(to_directory());
   command.argv.emplace_back("--encrypt");
   command.env.emplace_back("REKINDLE_FAILPOINTS", "grants.short=error:EIO");
-  const auto answer = Fleet::answer_of(run(std::move(command)));
+  const auto answer = Fleet::answer_of(run(std::move(command), kPatienceWithSlowPulls));
   ASSERT_NO_FATAL_FAILURE(expect_pulled(answer, "tcp+tls"));
   EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), fleet_.dir("out")), "");
   ASSERT_GT(answer.json["elapsed_ms"], 4000) << "its first grant did not run out";
@@ -55,10 +58,10 @@ TEST_F(EncryptedPulls, ASessionIsRenewedForAsLongAsThePullTakes) {
 
 // The puller renews every 10 s, and not every half second as above.
 TEST_F(EncryptedPulls, ASessionThatIsNotRenewedEndsWithItsStreams) {
-  publish({"--max-rate", "1500kB"}, {"env", kShortGrants});
+  publish({"--max-rate", kSlow}, {"env", kShortGrants});
   auto command = pull(to_directory());
   command.argv.emplace_back("--encrypt");
-  const auto answer = Fleet::answer_of(run(std::move(command)));
+  const auto answer = Fleet::answer_of(run(std::move(command), kPatienceWithSlowPulls));
   ASSERT_NO_FATAL_FAILURE(expect_pulled(answer, "tcp+tls"));
   EXPECT_EQ(compare_checkpoints(fleet_.dir("model"), fleet_.dir("out")), "");
   EXPECT_THAT(fleet_.agent("a").process->err(), HasSubstr("session.grant_over"));
