@@ -20,11 +20,6 @@ Result<T> one_line(Result<T> result) {
   return result;
 }
 
-// Strict: refuses more than `max_bytes`, deeper nesting than `max_depth` and duplicate keys. `what`
-// begins the error: "shard spec".
-Result<nlohmann::json> parse_json(std::string_view text, std::string_view what,
-                                  std::size_t max_bytes, int max_depth);
-
 // A number in a rule: written out, or the first of these keys of config.json that is there
 // ("a|b.c": keys separated by '|', levels by '.').
 struct ConfigValue {

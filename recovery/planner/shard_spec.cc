@@ -7,6 +7,7 @@
 #include <re2/re2.h>
 
 #include "recovery/planner/rule_applier.h"
+#include "src/base/strict_json.h"
 
 namespace rekindle::planner {
 
@@ -136,7 +137,8 @@ class BoxMaker {
 Result<ShardSpec> ShardSpec::parse(std::string_view text) { return one_line(parse_rules(text)); }
 
 Result<ShardSpec> ShardSpec::parse_rules(std::string_view text) {
-  TRY(const nlohmann::json json, parse_json(text, "shard spec", kMaxSpecBytes, kMaxSpecDepth));
+  TRY(const nlohmann::json json,
+      parse_strict_json(text, "shard spec", kMaxSpecBytes, kMaxSpecDepth));
   const auto bad = [](std::string_view why) {
     return fail(ErrorCode::kInvalid, "shard spec: {}", why);
   };

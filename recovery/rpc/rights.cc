@@ -15,6 +15,7 @@
 #include "proto/rights.pb.h"
 #include "recovery/rpc/handshake.h"
 #include "recovery/rpc/methods.h"
+#include "src/base/strict_json.h"
 #include "src/base/text.h"
 
 namespace rekindle::rpc {
@@ -22,6 +23,7 @@ namespace rekindle::rpc {
 namespace {
 
 constexpr std::size_t kMaxRightsBytes = std::size_t{1} << 20;
+constexpr int kMaxRightsDepth = 8;
 
 // A name with a zero byte is nobody's: fnmatch() would see only its first part.
 bool matches(const std::string& glob, const std::string& text) {
@@ -64,8 +66,7 @@ Result<void> check_globs(const google::protobuf::RepeatedPtrField<std::string>& 
 
 // Protobuf cannot tell an empty list from none, which stands for all models. Whoever reads the file
 // takes it for no model.
-Result<void> check_models(const std::string& json, const std::string& place) {
-  const auto file = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+Result<void> check_models(const nlohmann::json& file, const std::string& place) {
   if (!file.is_object() || !file.contains("rights")) return {};
   std::size_t index = 0;
   for (const auto& line : file["rights"]) {
@@ -82,9 +83,10 @@ Result<void> check_models(const std::string& json, const std::string& place) {
 }
 
 // protobuf's messages have several lines, with the text around the error.
-std::string one_line(std::string text) {
-  std::ranges::replace(text, '\n', ' ');
-  return std::string(cut_text(text, 256));
+std::string one_line(std::string_view text) {
+  std::string line(cut_text(text, 512));
+  std::ranges::replace(line, '\n', ' ');
+  return line;
 }
 
 }  // namespace
@@ -95,13 +97,16 @@ std::vector<std::string> principals_of(const Peer& peer) {
 }
 
 Result<Rights> Rights::parse(const std::string& json, const std::string& place) {
+  const auto bad = [&](std::string_view why) {
+    return fail(ErrorCode::kInvalid, "{}; see `rekindle auth --help` for an example",
+                one_line(why));
+  };
+  const auto file = parse_strict_json(json, place, kMaxRightsBytes, kMaxRightsDepth);
+  if (!file) return bad(file.error().message());
   proto::Rights message;
   const auto parsed = google::protobuf::util::JsonStringToMessage(json, &message);
-  if (!parsed.ok()) {
-    return fail(ErrorCode::kInvalid, "{}: {}; see `rekindle auth --help` for an example", place,
-                one_line(std::string(parsed.message())));
-  }
-  TRY_VOID(check_models(json, place));
+  if (!parsed.ok()) return bad(fmt::format("{}: {}", place, std::string(parsed.message())));
+  TRY_VOID(check_models(*file, place));
   Rights rights;
   rights.place_ = place;
   for (int i = 0; i < message.rights_size(); ++i) {

@@ -166,6 +166,10 @@ TEST(RightsFile, IsRefusedInOneLineThatNamesThePlace) {
       {R"({"rights": [{"verbs": ["read"]}]})", {"rights[0]", "principals"}},
       {R"({"rights": [{"principals": ["a"]}]})", {"rights[0]", "verbs"}},
       {R"({"grants": []})", {"grants"}},
+      {R"({"rights": [{"principals": ["a"], "verbs": ["read"], "models": ["q"], "models": ["*"]}]})",
+       {"rights.json", "\"models\" appears twice"}},
+      {R"({"rights": [], "rights": [{"principals": ["*"], "verbs": ["admin"]}]})",
+       {"\"rights\" appears twice"}},
       {"", {"rights.json"}}};
   for (const auto& [json, says] : cases) {
     const auto parsed = parse(json);
