@@ -32,19 +32,26 @@ class Release:
     name: str
     source: pathlib.Path
     build: pathlib.Path
+    speaks_tls: bool = True
 
     @property
     def binary(self):
         return self.build / "bin/rekindle"
 
-    def environment(self):
+    def environment(self, secret=None):
+        """`secret`: the file with that of the fleet, as docs/guides/upgrade.md tells its users to give it."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("REKINDLE_")}
-        return {**kept, "PYTHONPATH": str(self.source / "python"), "REKINDLE_BINARY": str(self.binary),
+        identity = {}
+        if secret:
+            identity["REKINDLE_SECRET_FILE"] = str(secret)
+            if self.speaks_tls:
+                identity["REKINDLE_ADMIT_PROTOCOL_2"] = "true"
+        return {**kept, **identity, "PYTHONPATH": str(self.source / "python"), "REKINDLE_BINARY": str(self.binary),
                 "REKINDLE_LIBRARY": str(self.build / "src/client/librekindle.so.1")}
 
 
 NEW = Release("new", ROOT, ROOT / "build/dev")
-OLD = Release("old", ROOT / "build/previous/source", ROOT / "build/previous/source/build/dev")
+OLD = Release("old", ROOT / "build/previous/source", ROOT / "build/previous/source/build/dev", speaks_tls=False)
 
 
 def free_port():
@@ -94,14 +101,14 @@ def digest_of_directory(directory):
 class Process:
     """A process of one release with its output in files."""
 
-    def __init__(self, release, name, command, log):
+    def __init__(self, release, name, command, log, secret=None):
         self.release = release
         self.name = name
         self.out = log.with_suffix(".out")
         self.log = log
         with self.out.open("wb") as out, log.open("wb") as err:
             self.popen = subprocess.Popen([str(word) for word in command], stdout=out, stderr=err,
-                                          stdin=subprocess.DEVNULL, env=release.environment())
+                                          stdin=subprocess.DEVNULL, env=release.environment(secret))
 
     def lines(self):
         """Its complete lines of JSON so far."""
@@ -137,8 +144,13 @@ class Fleet:
     # Of each puller, so that a pull lasts for seconds.
     RATE = "4MB"
 
-    def __init__(self, directory, etcd=False):
+    def __init__(self, directory, etcd=False, secret=None):
         self.directory = directory
+        self.secret = None
+        if secret:
+            self.secret = directory / "secret"
+            self.secret.write_text(secret)
+            self.secret.chmod(0o600)
         self.ports = {name: free_port() for name in ("c1", "c2" if etcd else "c1", *self.AGENTS)}
         self.coordinators = ",".join(f"127.0.0.1:{port}" for name, port in self.ports.items() if name.startswith("c") and
                                      name != "c")
@@ -160,7 +172,8 @@ class Fleet:
         return self.directory / f"store-{name}"
 
     def start(self, release, name, command):
-        process = Process(release, name, command, self.directory / f"{len(self.started)}-{name}-{release.name}.log")
+        process = Process(release, name, command, self.directory / f"{len(self.started)}-{name}-{release.name}.log",
+                          self.secret)
         self.started.append(process)
         self.running[name] = process
         return process
@@ -201,7 +214,7 @@ class Fleet:
     def try_command(self, release, *arguments):
         done = subprocess.run([str(word) for word in (release.binary, *arguments, "--json", "--quiet")],
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
-                              env=release.environment())
+                              env=release.environment(self.secret))
         self.last_error[arguments] = done.stderr
         away = done.returncode == UNREACHABLE or NO_AGENT in done.stderr
         # 0.1.0 takes a copy that a worker's attach has just committed for a mistake of the caller.

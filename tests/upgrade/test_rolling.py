@@ -18,8 +18,8 @@ def directory():
 class Rolling:
     """A fleet whose parts are replaced one by one, and the checks that hold after each step."""
 
-    def __init__(self, directory, etcd):
-        self.fleet = Fleet(directory, etcd)
+    def __init__(self, directory, etcd, secret):
+        self.fleet = Fleet(directory, etcd, secret)
         self.load = Load(self.fleet)
         self.coordinators = ["c1", "c2"] if etcd else ["c1"]
         self.replaced = 0
@@ -113,9 +113,10 @@ class Rolling:
         self.fleet.close()
 
 
-@pytest.fixture(params=[True, False], ids=["etcd", "directory"])
+@pytest.fixture(params=["etcd", "directory", "secret"])
 def rolling(request, directory):
-    made = Rolling(directory, request.param)
+    made = Rolling(directory, request.param == "etcd",
+                   "a secret of an upgraded fleet" if request.param == "secret" else None)
     yield made
     made.close()
 
