@@ -442,7 +442,11 @@ void Daemon::install_status() {
     auto bench = bench_->answer(std::move(peer), std::move(request));
     co_return co_await std::move(bench);
   };
-  rpc::serve_drills(*server_, context_.get_executor(), {options_.allow_drills, kill_worker, data});
+  const auto admit = [this](rpc::Peer peer) {
+    return rights_->may(std::move(peer), rpc::Verb::kAdmin, "");
+  };
+  rpc::serve_drills(*server_, context_.get_executor(),
+                    {options_.allow_drills, admit, kill_worker, data});
 }
 
 proto::AgentStatusResponse Daemon::status() const {

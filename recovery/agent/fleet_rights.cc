@@ -25,26 +25,29 @@ std::string who(const rpc::Peer& peer) {
   return fmt::format("{} at {}", fmt::join(rpc::principals_of(peer), " "), peer.address);
 }
 
-}  // namespace
-
-Result<void> FleetRights::judge(const rpc::Peer& peer, const std::string& model,
-                                const proto::AuthorizeResponse& said) const {
-  if (said.allowed()) return {};
-  return fail(ErrorCode::kDenied, "{} may not read {}: {}", who(peer),
-              model.empty() ? "all models" : model, said.why());
+std::string what(rpc::Verb verb, const std::string& model) {
+  return fmt::format("{} {}", rpc::verb_name(verb), model.empty() ? "all models" : model);
 }
 
-async::Task<Result<void>> FleetRights::may_read(rpc::Peer peer, std::string model) {
+Result<void> judge(const rpc::Peer& peer, rpc::Verb verb, const std::string& model,
+                   const proto::AuthorizeResponse& said) {
+  if (said.allowed()) return {};
+  return fail(ErrorCode::kDenied, "{} may not {}: {}", who(peer), what(verb, model), said.why());
+}
+
+}  // namespace
+
+async::Task<Result<void>> FleetRights::may(rpc::Peer peer, rpc::Verb verb, std::string model) {
   if (!link_.configured()) co_return Result<void>();
   const std::vector<std::string> principals = rpc::principals_of(peer);
-  const Question question{fmt::format("{}", fmt::join(principals, "\n")), model};
+  const Question question{fmt::format("{}", fmt::join(principals, "\n")), verb, model};
   const auto known = answers_.find(question);
   if (known != answers_.end() && steady_now() - known->second.at < kFresh) {
-    co_return judge(peer, model, known->second.said);
+    co_return judge(peer, verb, model, known->second.said);
   }
   proto::AuthorizeRequest request;
   for (const auto& principal : principals) request.add_principals(principal);
-  request.set_verb(std::string(rpc::verb_name(rpc::Verb::kRead)));
+  request.set_verb(std::string(rpc::verb_name(verb)));
   request.set_model(model);
   Result<proto::AuthorizeResponse> said = fail(link_.problem());
   if (const auto client = link_.client(); client != nullptr) {
@@ -56,16 +59,15 @@ async::Task<Result<void>> FleetRights::may_read(rpc::Peer peer, std::string mode
   if (said) {
     if (answers_.size() >= kMostAnswers) answers_.clear();
     answers_[question] = {*said, steady_now()};
-    co_return judge(peer, model, *said);
+    co_return judge(peer, verb, model, *said);
   }
   // Others may have asked meanwhile.
   const auto last = answers_.find(question);
-  if (last != answers_.end()) co_return judge(peer, model, last->second.said);
+  if (last != answers_.end()) co_return judge(peer, verb, model, last->second.said);
   if (link_.has_rights() == false) co_return Result<void>();
-  co_return fail(
-      ErrorCode::kUnavailable,
-      "cannot ask the coordinator whether {} may read {} ({}): try again when it answers",
-      who(peer), model.empty() ? "all models" : model, said.error().message());
+  co_return fail(ErrorCode::kUnavailable,
+                 "cannot ask the coordinator whether {} may {} ({}): try again when it answers",
+                 who(peer), what(verb, model), said.error().message());
 }
 
 async::Task<proto::AgentStatusResponse> FleetRights::readable(rpc::Peer peer,

@@ -2,11 +2,13 @@
 
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "proto/agent.pb.h"
 #include "proto/rights.pb.h"
 #include "recovery/agent/coordinator_link.h"
+#include "recovery/rpc/method_rules.h"
 #include "recovery/rpc/rpc.h"
 #include "src/async/task.h"
 #include "src/base/clock.h"
@@ -20,12 +22,14 @@ class FleetRights {
   // `link` outlives this.
   explicit FleetRights(CoordinatorLink& link) : link_(link) {}
 
-  // Whether the peer may read the model. kDenied names the missing rule. An agent without a
-  // configured coordinator allows it: its own list of certificates or secrets decides who reaches
-  // it. Without a connection the last answer for this peer counts, or that the last heartbeat told
-  // of no rights file; kUnavailable: there was none.
-  // `model` "": all models.
-  async::Task<Result<void>> may_read(rpc::Peer peer, std::string model);
+  // Whether the peer has the right. kDenied names the missing rule. An agent without a configured
+  // coordinator allows it: its own list of certificates or secrets decides who reaches it. Without
+  // a connection the last answer for this peer counts, or that the last heartbeat told of no rights
+  // file; kUnavailable: there was none. `model` "": all models.
+  async::Task<Result<void>> may(rpc::Peer peer, rpc::Verb verb, std::string model);
+  async::Task<Result<void>> may_read(rpc::Peer peer, std::string model) {
+    return may(std::move(peer), rpc::Verb::kRead, std::move(model));
+  }
   // Returns the status without the models that the peer may not read. As at the coordinator,
   // figures of the host stay.
   async::Task<proto::AgentStatusResponse> readable(rpc::Peer peer,
@@ -36,12 +40,10 @@ class FleetRights {
     proto::AuthorizeResponse said;
     TimePoint at;
   };
-  using Question = std::pair<std::string, std::string>;
-  Result<void> judge(const rpc::Peer& peer, const std::string& model,
-                     const proto::AuthorizeResponse& said) const;
+  // The principals and the model.
+  using Question = std::tuple<std::string, rpc::Verb, std::string>;
 
   CoordinatorLink& link_;
-  // By the principals and the model.
   std::map<Question, Answer> answers_;
 };
 

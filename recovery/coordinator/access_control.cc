@@ -19,6 +19,17 @@ void drop_if(Messages& messages, const Unreadable& unreadable) {
 
 }  // namespace
 
+void AccessControl::set_rights(std::shared_ptr<const rpc::Rights> rights) {
+  rights_ = std::move(rights);
+  if (const auto changed = changed_.lock()) (*changed)();
+}
+
+std::shared_ptr<const void> AccessControl::on_change(std::function<void()> changed) {
+  auto kept = std::make_shared<const std::function<void()>>(std::move(changed));
+  changed_ = kept;
+  return kept;
+}
+
 Result<std::string> AccessControl::allow(std::span<const std::string> principals, rpc::Verb verb,
                                          const std::string& model) const {
   if (rights_ != nullptr) return rights_->allow(principals, verb, model);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,7 +21,9 @@ class AccessControl final : public rpc::AuditedCalls {
  public:
   // nullptr: there is no file, and everybody who may connect has all rights. Calls that have begun
   // go on.
-  void set_rights(std::shared_ptr<const rpc::Rights> rights) { rights_ = std::move(rights); }
+  void set_rights(std::shared_ptr<const rpc::Rights> rights);
+  // Calls `changed` after each change of the rights, as long as the result lives.
+  [[nodiscard]] std::shared_ptr<const void> on_change(std::function<void()> changed);
 
   bool has_rights() const { return rights_ != nullptr; }
 
@@ -48,6 +51,7 @@ class AccessControl final : public rpc::AuditedCalls {
 
  private:
   std::shared_ptr<const rpc::Rights> rights_;
+  std::weak_ptr<const std::function<void()>> changed_;
 };
 
 }  // namespace rekindle::coordinator

@@ -107,6 +107,19 @@ async::Task<Result<void>> lead_shown(const TermOptions& options, Stop& told, Scr
   co_return outcome;
 }
 
+// Another file, or none, would take effect although the log tells that this needs a restart.
+Result<CoordinatorOptions> reread_with_rights_of(
+    const std::string& file, const std::function<Result<CoordinatorOptions>()>& reread) {
+  TRY(CoordinatorOptions read, reread());
+  if (read.rights_file == file) return read;
+  read.rights = nullptr;
+  if (!file.empty()) {
+    TRY(auto rights, rpc::Rights::read(file));
+    read.rights = std::make_shared<const rpc::Rights>(std::move(rights));
+  }
+  return read;
+}
+
 // Reads the options again at each SIGHUP. A term looks at `current` at each tick.
 async::Task<void> reload_at_signal(asio::signal_set& signals, asio::thread_pool& thread,
                                    CoordinatorOptions& current,
@@ -115,7 +128,10 @@ async::Task<void> reload_at_signal(asio::signal_set& signals, asio::thread_pool&
   for (;;) {
     const auto [error, number] = co_await signals.async_wait(asio::as_tuple(asio::use_awaitable));
     if (error) co_return;
-    auto reading = run_blocking<CoordinatorOptions>(thread, current.reread);
+    auto reading = run_blocking<CoordinatorOptions>(
+        thread, [file = current.rights_file, reread = current.reread] {
+          return reread_with_rights_of(file, reread);
+        });
     auto read = co_await std::move(reading);
     if (read && credentials != nullptr) {
       if (auto taken = credentials->reload(read->credentials); !taken) read = fail(taken.error());

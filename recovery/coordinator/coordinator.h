@@ -45,7 +45,9 @@ struct CoordinatorOptions {
   // Holds the durable state of several coordinators, of which one leads.
   etcd::EtcdOptions etcd;
   rpc::CredentialOptions credentials;
-  // nullptr: everybody who may connect has all rights.
+  // "": everybody who may connect has all rights. A running coordinator keeps to its file.
+  std::string rights_file;
+  // What the file says; nullptr without one.
   std::shared_ptr<const rpc::Rights> rights = nullptr;
   // "syslog", or the file in which each change of the fleet leaves a line. "": nowhere.
   std::string audit;

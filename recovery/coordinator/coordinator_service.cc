@@ -6,10 +6,13 @@
 #include <string>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include "recovery/coordinator/coordinator_wire.h"
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/convert.h"
 #include "recovery/rpc/peer_budgets.h"
+#include "recovery/rpc/rights.h"
 #include "recovery/trace/trace_wire.h"
 #include "src/base/log.h"
 
@@ -161,13 +164,51 @@ Result<proto::HeartbeatResponse> CoordinatorService::heartbeat(
   TRY(const auto answer,
       core_.heartbeat(request.node_id(), peer.incarnation, parsed, steady_now()));
   TRY(auto told, events_from(request));
-  watch_.told(request.node_id(), peer.incarnation, std::move(told));
+  watch_.told(request.node_id(), peer.incarnation, admissible(peer, std::move(told)));
   for (const auto& id : parsed.failed_fetches) {
+    if (!may_log(peer)) break;
     log::warn("replica.failed", "version", id.to_string(), "node", request.node_id());
   }
   proto::HeartbeatResponse response = to_proto(answer);
   response.set_has_rights(options_.access != nullptr && options_.access->has_rights());
   return response;
+}
+
+// Else a member could fill the disk.
+bool CoordinatorService::may_log(const rpc::Peer& peer) {
+  constexpr double kLinesPerSecond = 4;
+  constexpr double kMostLines = 256;
+  return rates_
+      .take(rpc::budget_key(peer) + " " + peer.node_id, "log", 1, kLinesPerSecond, kMostLines,
+            steady_now())
+      .has_value();
+}
+
+// A host tells what it and its workers did with models that it may have, and not too much.
+std::vector<FleetEvent> CoordinatorService::admissible(const rpc::Peer& peer,
+                                                       std::vector<FleetEvent> told) {
+  constexpr double kEventsPerSecond = 64;
+  constexpr double kMostEvents = 1024;
+  const auto principals = rpc::principals_of(peer);
+  std::erase_if(told, [&](const FleetEvent& event) {
+    return FleetWatch::is_kind_of_coordinator(event.kind) ||
+           (event.id && options_.access != nullptr &&
+            !options_.access->may_hold(principals, event.id->model));
+  });
+  const auto taken =
+      rates_.take(rpc::budget_key(peer) + " " + peer.node_id, "events",
+                  static_cast<double>(told.size()), kEventsPerSecond, kMostEvents, steady_now());
+  if (!taken) told.clear();
+  return told;
+}
+
+void CoordinatorService::note_announced(const rpc::Peer& peer,
+                                        const std::vector<ModelVersion>& unknown) {
+  if (options_.access == nullptr) return;
+  for (const ModelVersion& id : unknown) {
+    if (core_.fleet().catalog.find(id) == nullptr) continue;
+    options_.access->note(rpc::audit_entry(peer, "announce", id.to_string(), {}));
+  }
 }
 
 async::Task<Result<proto::AnnounceResponse>> CoordinatorService::announce(
@@ -183,19 +224,26 @@ async::Task<Result<proto::AnnounceResponse>> CoordinatorService::announce(
     CO_TRY(ModelVersion id, rpc::from_proto(message.id()));
     remove.push_back({std::move(id), rpc::from_proto(message.layout())});
   }
+  std::vector<ModelVersion> unknown;
+  for (const Holding& holding : add) {
+    if (core_.fleet().catalog.find(holding.id) == nullptr) unknown.push_back(holding.id);
+  }
   Announced announced = core_.announce(request.node_id(), peer.incarnation, request.epoch(),
                                        request.full(), std::move(add), remove, steady_now());
   if (!announced.answer) co_return fail(std::move(announced.answer).error());
   const auto committed = co_await committer_.wait(announced.commit);
   proto::AnnounceResponse response;
   for (const auto& conflict : core_.finish(std::move(announced), committed)) {
-    log::warn("announce.conflict", "node", request.node_id(), "version", conflict.id.to_string(),
-              "why", conflict.why);
+    if (may_log(peer)) {
+      log::warn("announce.conflict", "node", request.node_id(), "version", conflict.id.to_string(),
+                "why", conflict.why);
+    }
     auto& message = *response.add_conflicts();
     *message.mutable_id() = rpc::to_proto(conflict.id);
     message.set_why(conflict.why);
     message.set_again(conflict.again);
   }
+  note_announced(peer, unknown);
   co_return response;
 }
 
@@ -240,8 +288,10 @@ Result<proto::OpenPullResponse> CoordinatorService::open_pull(
     return response;
   }
   const OpenedPull& opened = *answer;
-  log::info("pull.opened", "puller", parsed.puller.node_id, "version", opened.id.to_string(),
-            "sources", opened.sources.size(), "queued_ms", milliseconds(opened.retry_after));
+  if (may_log(peer)) {
+    log::info("pull.opened", "puller", parsed.puller.node_id, "version", opened.id.to_string(),
+              "sources", opened.sources.size(), "queued_ms", milliseconds(opened.retry_after));
+  }
   return to_proto(opened, options_.signer);
 }
 
@@ -274,7 +324,9 @@ Result<proto::ClosePullResponse> CoordinatorService::close_pull(
                      std::chrono::system_clock::now());
   TRY_VOID(core_.close_pull(id, peer.incarnation, steady_now()));
   if (ran) keep_spans(peer, request);
-  log::info("pull.closed", "pull", id.hex(), "outcome", why.empty() ? "ok" : why);
+  if (may_log(peer)) {
+    log::info("pull.closed", "pull", id.hex(), "outcome", why.empty() ? "ok" : cut(why));
+  }
   return proto::ClosePullResponse();
 }
 
@@ -384,6 +436,13 @@ Result<proto::RankResponse> CoordinatorService::report_rank(const rpc::Peer& pee
                                                             const proto::RankReport& request) {
   TRY_VOID(check_speaker(peer, request.node_id(), request.incarnation()));
   TRY(const RankReport report, from_proto(request));
+  const auto served = core_.instances().all().find(report.instance);
+  if (served != core_.instances().all().end() && options_.access != nullptr &&
+      !options_.access->may_read(peer, served->second.id.model)) {
+    return fail(ErrorCode::kDenied,
+                "instance '{}' serves a model which {} may not read; choose another name",
+                report.instance, fmt::join(rpc::principals_of(peer), " "));
+  }
   TRY(const InstanceAnswer answer, core_.report_rank(report, steady_now()));
   return to_proto(answer);
 }

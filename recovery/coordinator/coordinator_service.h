@@ -96,6 +96,12 @@ class CoordinatorService {
                                                     const proto::PullProgressRequest& request);
   Result<proto::ClosePullResponse> close_pull(const rpc::Peer& peer,
                                               const proto::ClosePullRequest& request);
+  // Whether a line that this peer can cause at will may go to the log.
+  bool may_log(const rpc::Peer& peer);
+  // The events which a host may tell.
+  std::vector<FleetEvent> admissible(const rpc::Peer& peer, std::vector<FleetEvent> told);
+  // Those of the versions that the peer has made known by announcing them go to the audit log.
+  void note_announced(const rpc::Peer& peer, const std::vector<ModelVersion>& unknown);
   // Whether spans of a pull that was never opened are kept.
   bool takes_unopened(const rpc::Peer& peer, int spans);
   void keep_spans(const rpc::Peer& peer, const proto::ClosePullRequest& request);
@@ -133,6 +139,8 @@ class CoordinatorService {
   Allowance unopened_;
   // The part of it of each peer.
   rpc::RateBudgets unopened_of_;
+  // Of lines in the log and of events.
+  rpc::RateBudgets rates_;
   const AnswerGate gate_;
 };
 

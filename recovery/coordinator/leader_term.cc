@@ -172,12 +172,13 @@ async::Task<Result<void>> lead_term(const TermOptions& options, DurableStore& st
   const auto server = rpc::RpcServer::create(executor, std::move(identity));
   if (options.tracer != nullptr) server->trace_calls(*options.tracer);
   server->guard_calls(options.access);
-  core.set_may_claim([&options](const Member& member, const Holding& holding) -> Result<void> {
-    return options.access.may_announce(member.info.principals, holding.id.model);
+  core.set_may_claim([&options](const Member& member, const ModelVersion& id) {
+    return options.access.may_announce(member.info.principals, id.model);
   });
   core.set_may_hold([&options](const Member& member, const std::string& model) {
     return options.access.may_hold(member.info.principals, model);
   });
+  const auto following_rights = options.access.on_change([&core] { core.rights_changed(); });
   services.attach(*server);
   rpc::serve_drills(*server, executor, {options.options.allow_drills});
   const CountedTerm counted(begun ? options.metrics : nullptr, core, *server);

@@ -62,6 +62,11 @@ bool concerns_data(const proto::DrillRequest& request) {
          request.has_list_routes();
 }
 
+// The other end of a benchmark, which its caller was allowed to begin.
+bool is_help_between_agents(const Peer& peer, const proto::DrillRequest& request) {
+  return request.has_open_bench() && peer.role == proto::ROLE_AGENT;
+}
+
 Result<void> check_allowed(const DrillOptions& options, const proto::DrillRequest& request) {
   if (!options.allowed) {
     return fail(ErrorCode::kDenied,
@@ -132,6 +137,10 @@ void serve_drills(RpcServer& server, boost::asio::any_io_executor executor, Dril
                            Peer peer, proto::DrillRequest request,
                            Events) -> async::Task<Result<proto::DrillResponse>> {
                          CO_TRY_VOID(check_allowed(options, request));
+                         if (options.admit && !is_help_between_agents(peer, request)) {
+                           auto admitting = options.admit(peer);
+                           CO_TRY_VOID(co_await std::move(admitting));
+                         }
                          if (concerns_data(request)) {
                            auto data = options.data(std::move(peer), std::move(request));
                            co_return co_await std::move(data);

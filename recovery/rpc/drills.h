@@ -14,6 +14,10 @@ namespace rekindle::rpc {
 struct DrillOptions {
   // Otherwise every drill is denied.
   bool allowed = false;
+  // Whether the caller has the right `admin`, where no guard of the server knows the rights.
+  // Buffers for a benchmark that an administrator asked of another member need no right. Empty:
+  // the guard has asked.
+  std::function<async::Task<Result<void>>(Peer)> admit = {};
   // Kills a worker and returns its pid; with `dry_run` it only finds it. Empty: this daemon has no
   // workers.
   std::function<Result<std::uint32_t>(const std::string& instance, std::uint32_t rank,

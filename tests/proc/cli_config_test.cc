@@ -268,6 +268,32 @@ TEST_F(Reload, AWrongFileChangesNothing) {
   EXPECT_TRUE(says_after_hangup("config.changed setting=replicas value=3 before=0"));
 }
 
+// The setting itself needs a restart, and the log says so.
+TEST_F(Reload, RightsHoldUntilARestartWithoutThem) {
+  const auto file_for = [&](const std::string& name, const std::string& verb) {
+    std::ofstream(dir_ / name) << R"({"rights": [{"principals": ["unproven"], "verbs": [")" << verb
+                               << "\"]}]}";
+    return "rights = \"" + (dir_ / name).string() + "\"\n";
+  };
+  const auto drains = [&] {
+    return rekindle({"drain", "nobody", "--coordinator", coordinator_->address()}).exit.code;
+  };
+  start(file_for("first.json", "read"));
+  EXPECT_EQ(drains(), 7);
+  write("replicas = 1\n");
+  ASSERT_TRUE(says_after_hangup("setting=replicas value=1"));
+  ASSERT_TRUE(coordinator_->process().wait_for_err("config.reloaded"));
+  EXPECT_THAT(coordinator_->process().err(), HasSubstr("config.needs_restart setting=rights"));
+  EXPECT_EQ(drains(), 7) << "no file";
+  write(file_for("second.json", "drain") + "replicas = 2\n");
+  ASSERT_TRUE(says_after_hangup("setting=replicas value=2"));
+  EXPECT_EQ(drains(), 7) << "another file";
+  (void)file_for("first.json", "drain");
+  write("replicas = 3\n");
+  ASSERT_TRUE(says_after_hangup("setting=replicas value=3"));
+  EXPECT_TRUE(eventually([&] { return drains() != 7; })) << "its own file changed";
+}
+
 TEST_F(Reload, TheCommandLineStillWins) {
   start("heartbeat = \"250ms\"\n");
   write("heartbeat = \"300ms\"\nlisten = \"127.0.0.1:1\"\n");

@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "proto/drill.pb.h"
 #include "proto/trace.pb.h"
 #include "src/base/units.h"
 #include "tests/support/dripping_source.h"
@@ -283,6 +284,36 @@ TEST(HostileReaders, AnAgentShowsOnlyModelsThatTheCallerMayRead) {
   ASSERT_FALSE(found);
   EXPECT_EQ(found.error().code(), ErrorCode::kDenied);
   EXPECT_THAT(found.error().message(), HasSubstr("may not read all models"));
+}
+
+TEST(HostileDrills, AnAgentFailsForThoseOnlyWhoMayAdministrate) {
+  Fleet fleet;
+  write_file(fleet.dir("rights"), R"({"rights": [
+      {"principals": ["unproven"], "verbs": ["publish", "read"]}]})");
+  fleet.start_coordinator("127.0.0.1", {"--rights", fleet.dir("rights").string()});
+  fleet.start_agent("a", {"--allow-drills"});
+  Attacker attacker(fleet.agent("a").control, proto::ROLE_CLIENT);
+  ASSERT_TRUE(attacker.greet());
+  proto::DrillRequest kill;
+  kill.mutable_kill_self();
+  proto::DrillRequest freeze;
+  freeze.mutable_freeze()->set_milliseconds(3000);
+  proto::DrillRequest routes;
+  routes.mutable_list_routes();
+  proto::DrillRequest bench;
+  bench.mutable_open_bench()->add_transports("tcp");
+  for (const auto& drill : {kill, freeze, routes, bench}) {
+    const auto done = attacker.call<proto::DrillResponse>(proto::DRILL, drill);
+    ASSERT_FALSE(done) << drill.DebugString();
+    EXPECT_EQ(done.error().code(), ErrorCode::kDenied) << drill.DebugString();
+    EXPECT_THAT(done.error().message(), HasSubstr("`admin`"));
+  }
+  EXPECT_TRUE(fleet.agent("a").process->running());
+  write_file(fleet.dir("rights"), R"({"rights": [
+      {"principals": ["unproven"], "verbs": ["read", "admin"]}]})");
+  fleet.coordinator().signal(SIGHUP);
+  EXPECT_TRUE(eventually(
+      [&] { return attacker.call<proto::DrillResponse>(proto::DRILL, routes).has_value(); }));
 }
 
 TEST_F(HostilePeers, S12ASourceThatDripsMetadataHoldsUpNoPullThatHasAnotherOne) {

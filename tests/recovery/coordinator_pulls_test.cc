@@ -612,7 +612,7 @@ TEST(CoordinatorPulls, ANumberThatAMemberMerelyAnnouncesIsNotLatest) {
 
 TEST(CoordinatorPulls, AMemberWithoutTheRightMakesNoVersionKnown) {
   CoreWorld world;
-  world.core->set_may_claim([](const Member& member, const Holding&) -> Result<void> {
+  world.core->set_may_claim([](const Member& member, const ModelVersion&) -> Result<void> {
     if (member.info.node_id == "trainer") return {};
     return fail(ErrorCode::kDenied, "no line gives {} the right `publish`", member.info.node_id);
   });

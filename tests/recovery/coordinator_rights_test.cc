@@ -150,8 +150,9 @@ TEST_F(CoordinatorRights, AMemberThatMayNotReadAModelIsNoHolderAndNoRankOfIt) {
   ASSERT_TRUE(enroll(evil));
   loop_.run_until([&] {
     const auto told = announce(evil, kId, kRoot);
-    EXPECT_TRUE(told) << told.error().message();
-    return told->conflicts_size() == 1;
+    // It had a copy when the right went.
+    EXPECT_TRUE(told || enroll(evil));
+    return told && told->conflicts_size() == 1;
   });
   const auto told = announce(evil, kId, kRoot);
   ASSERT_EQ(told->conflicts_size(), 1);
@@ -175,6 +176,160 @@ TEST_F(CoordinatorRights, AMemberThatMayNotReadAModelIsNoHolderAndNoRankOfIt) {
       loop_.run(rpc::call<proto::COORDINATOR_ROUND>(evil.client, std::move(round), 5s));
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().message(), HasSubstr("may not read"));
+}
+
+class ChangedRights : public CoordinatorRights {
+ protected:
+  static constexpr const char* kAll =
+      R"({"principals": ["unproven"], "verbs": ["publish", "read", "retire"]})";
+  static constexpr const char* kOpenOnly =
+      R"({"principals": ["unproven"], "verbs": ["publish", "read"], "models": ["open"]})";
+
+  void start_audited(const std::string& lines) {
+    write(lines);
+    start({"--rights", file().string(), "--audit", audit().string()});
+  }
+  void change_to(const std::string& lines) {
+    write(lines);
+    process_->signal(SIGHUP);
+    const auto deadline = std::chrono::steady_clock::now() + rpc::testing::kTestDeadline;
+    ++reloads_;
+    while (lines_about(audit(), "\"act\":\"reload\"").size() < reloads_) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      loop_.run(rpc::testing::sleep_for(20ms));
+    }
+  }
+  std::filesystem::path audit() const { return temp_ / "audit.jsonl"; }
+  Result<proto::HeartbeatResponse> heartbeat(const Agent& by, const std::string& event = "",
+                                             const std::string& model = "") {
+    proto::HeartbeatRequest beat;
+    beat.set_node_id(by.identity.node_id);
+    beat.set_incarnation(by.identity.incarnation.to_bytes());
+    if (!event.empty()) {
+      auto& told = *beat.add_events();
+      told.set_number(++events_);
+      told.set_kind(event);
+      if (!model.empty()) *told.mutable_id() = rpc::to_proto(ModelVersion{model, 1});
+    }
+    return loop_.run(rpc::call<proto::COORDINATOR_HEARTBEAT>(by.client, std::move(beat), 5s));
+  }
+  Result<proto::RankResponse> report_rank(const Agent& by, std::uint64_t generation,
+                                          const std::string& model) {
+    proto::RankReport rank;
+    rank.set_node_id(by.identity.node_id);
+    rank.set_incarnation(by.identity.incarnation.to_bytes());
+    rank.set_instance("i");
+    rank.set_generation(generation);
+    rank.set_world(1);
+    rank.set_model(model);
+    rank.set_version(1);
+    rank.set_sequence(1);
+    return loop_.run(rpc::call<proto::COORDINATOR_REPORT_RANK>(by.client, std::move(rank), 5s));
+  }
+
+ private:
+  std::filesystem::path file() const { return temp_ / "rights.json"; }
+  void write(const std::string& lines) const {
+    std::ofstream(file()) << R"({"rights": [)" << lines << "]}";
+  }
+  std::size_t reloads_ = 0;
+  std::uint64_t events_ = 0;
+};
+
+// Another holder could be let go of its copy because of it.
+TEST_F(ChangedRights, ACopyCountsAsLongAsItsHolderMayHaveIt) {
+  start_audited(kAll);
+  Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(publish(a, kId, kRoot));
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  EXPECT_EQ(status(a).nodes(0).holdings_size(), 1);
+  ASSERT_NO_FATAL_FAILURE(change_to(kOpenOnly));
+  EXPECT_EQ(heartbeat(a).error().code(), ErrorCode::kStale) << "it must register and announce";
+  ASSERT_TRUE(enroll(a));
+  const auto told = announce(a, kId, kRoot);
+  ASSERT_TRUE(told) << told.error().message();
+  EXPECT_EQ(told->conflicts_size(), 1);
+  ASSERT_NO_FATAL_FAILURE(change_to(kAll));
+  EXPECT_EQ(status(a).nodes(0).holdings_size(), 0);
+  EXPECT_TRUE(heartbeat(a)) << "it has lost nothing";
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  EXPECT_EQ(status(a).nodes(0).holdings_size(), 1);
+}
+
+TEST_F(ChangedRights, ARankOfAJointPublicationCountsAsLongAsItsHostMayPublish) {
+  start_audited(kAll);
+  Agent a = agent("a");
+  Agent b = agent("b");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(enroll(b));
+  const auto report = [&](const Agent& by, std::uint32_t rank) {
+    proto::JointReport declared;
+    declared.set_node_id(by.identity.node_id);
+    declared.set_incarnation(by.identity.incarnation.to_bytes());
+    *declared.mutable_id() = rpc::to_proto(kId);
+    declared.set_world(2);
+    declared.add_ranks(rank);
+    auto roster =
+        loop_.run(rpc::call<proto::COORDINATOR_REPORT_JOINT>(by.client, std::move(declared), 5s));
+    EXPECT_TRUE(roster) << roster.error().message();
+    return roster ? roster->missing_total() : 0u;
+  };
+  EXPECT_EQ(report(a, 0), 1u);
+  ASSERT_NO_FATAL_FAILURE(change_to(kOpenOnly));
+  ASSERT_NO_FATAL_FAILURE(change_to(kAll));
+  EXPECT_EQ(report(b, 1), 1u) << "rank 0 has to report again";
+}
+
+TEST_F(ChangedRights, AnInstanceOfAModelThatACallerMayNotReadIsNotTakenOver) {
+  start_audited(kAll);
+  Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  for (const std::string model : {"qwen3", "open"}) {
+    ASSERT_TRUE(publish(a, {model, 1}, kRoot));
+    ASSERT_TRUE(announce(a, {model, 1}, kRoot));
+  }
+  const auto began = report_rank(a, 1, "qwen3");
+  ASSERT_TRUE(began) << began.error().message();
+  ASSERT_NO_FATAL_FAILURE(change_to(kOpenOnly));
+  Agent evil = agent("evil");
+  ASSERT_TRUE(enroll(evil));
+  const auto refused = report_rank(evil, 9, "open");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(refused.error().message().find("qwen3"), std::string::npos);
+}
+
+TEST_F(ChangedRights, AMemberTellsNeitherEventsOfTheCoordinatorNorOfOtherModels) {
+  start_audited(std::string(kOpenOnly) + R"(, {"principals": ["unproven"], "verbs": ["read"]})");
+  Agent evil = agent("evil");
+  ASSERT_TRUE(enroll(evil));
+  ASSERT_TRUE(heartbeat(evil, "version_retired", "open"));
+  ASSERT_TRUE(heartbeat(evil, "attach", "open"));
+  ASSERT_NO_FATAL_FAILURE(change_to(kOpenOnly));
+  ASSERT_TRUE(heartbeat(evil, "detached", "secret"));
+  ASSERT_TRUE(heartbeat(evil, "committed", "open"));
+  ASSERT_NO_FATAL_FAILURE(change_to(kAll));
+  proto::ClusterStatusRequest ask;
+  ask.mutable_events();
+  const auto seen = loop_.run(rpc::call<proto::COORDINATOR_STATUS>(evil.client, ask, 5s));
+  ASSERT_TRUE(seen) << seen.error().message();
+  std::vector<std::string> told;
+  for (const auto& event : seen->events().events()) {
+    if (event.node_id() == "evil" && event.kind() != "node_joined") told.push_back(event.kind());
+  }
+  EXPECT_THAT(told, ::testing::ElementsAre("attach", "committed"));
+}
+
+TEST_F(ChangedRights, AVersionThatAnAnnouncementMakesKnownIsInTheAuditLog) {
+  start_audited(kAll);
+  Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  const auto lines = lines_about(audit(), "\"act\":\"announce\"");
+  ASSERT_EQ(lines.size(), 1u) << "the second one makes nothing known";
+  EXPECT_THAT(lines[0], AllOf(HasSubstr("qwen3@41"), HasSubstr("\"node\":\"a\"")));
 }
 
 // Pullers would go there.

@@ -282,6 +282,7 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
   problems.take("trust-publisher", options.trust, read_trust(args.trust));
   options.metrics = args.metrics;
   options.otlp = args.otlp;
+  options.rights_file = args.rights;
   if (!args.rights.empty()) {
     if (auto rights = rpc::Rights::read(args.rights)) {
       options.rights = std::make_shared<const rpc::Rights>(*std::move(rights));

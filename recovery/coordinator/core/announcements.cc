@@ -63,6 +63,20 @@ Result<void> Announcements::make_room(const std::string& party, const ModelVersi
               id.to_string(), party, versions.size(), versions.begin()->to_string());
 }
 
+void Announcements::check_holders() {
+  if (!may_hold_) return;
+  for (auto& [node_id, member] : fleet_.members.all()) {
+    const auto may_not = [&](const std::string& model) {
+      return !may_hold_(member, model).has_value();
+    };
+    if (member.holdings.erase_models(may_not)) member.connection.clear();
+  }
+}
+
+Result<void> Announcements::may_claim(const Member& member, const ModelVersion& id) const {
+  return may_claim_ ? may_claim_(member, id) : Result<void>();
+}
+
 void Announcements::accept(Member& member, Holding holding, const Holdings::Map& before,
                            Announced& announced) {
   Holdings& holdings = member.holdings;
@@ -108,7 +122,7 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
   }
   // The signature of a trusted publisher is as good as the member's own right.
   const bool vouched = is_new && fleet_.signers.demands(holding.id.model);
-  if (auto may = may_claim_ && !vouched ? may_claim_(member, holding) : Result<void>(); !may) {
+  if (auto may = vouched ? Result<void>() : may_claim(member, holding.id); !may) {
     if (known == nullptr) return leave_out(may.error().message(), true);
     holdings.put(std::move(holding));
     return;

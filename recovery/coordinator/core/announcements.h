@@ -37,12 +37,17 @@ class Announcements {
   Announcements(FleetState& fleet, VersionReadiness& readiness)
       : fleet_(fleet), readiness_(readiness) {}
 
-  // May this member make the version of its holding known? Without a check, any member may.
-  using MayClaim = std::function<Result<void>(const Member& member, const Holding& holding)>;
+  // May this member make the version known? Without a check, any member may.
+  using MayClaim = std::function<Result<void>(const Member& member, const ModelVersion& id)>;
   void set_may_claim(MayClaim may_claim) { may_claim_ = std::move(may_claim); }
   // May this member have copies of known versions of the model? Without a check, any member may.
   using MayHold = std::function<Result<void>(const Member& member, const std::string& model)>;
   void set_may_hold(MayHold may_hold) { may_hold_ = std::move(may_hold); }
+  // The rights have changed: copies of members that may no longer have them are gone. Such a member
+  // must register again, and so announces all of its copies anew.
+  void check_holders();
+  // Whether the member may make versions of the model known.
+  Result<void> may_claim(const Member& member, const ModelVersion& id) const;
   // `full`: `add` is everything that the node holds.
   Announced take(Member& member, bool full, std::vector<Holding> add,
                  const std::vector<HoldingKey>& remove);

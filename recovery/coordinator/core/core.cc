@@ -275,6 +275,14 @@ Result<void> Core::report_round(const RoundReport& report, TimePoint now) {
   return rounds_.report(report, now);
 }
 
+void Core::rights_changed() {
+  announcements_.check_holders();
+  joint_rosters_.lose_if([&](const NodeInfo& node, const ModelVersion& id) {
+    const Member* member = fleet_.members.find(node.node_id, node.incarnation);
+    return member == nullptr || !announcements_.may_claim(*member, id);
+  });
+}
+
 Result<void> Core::report_joint(const JointReport& report, TimePoint now) {
   const auto heard = hear(report.node_id, report.incarnation, 0, now);
   if (!heard) return fail(ErrorCode::kUnavailable, "{}", heard.error().message());

@@ -121,6 +121,9 @@ class Core {
   void set_may_claim(Announcements::MayClaim may_claim) {
     announcements_.set_may_claim(std::move(may_claim));
   }
+  // What set_may_hold() and set_may_claim() answer has changed. Copies, and parts in joint
+  // publications, of members that may no longer have them do not count from here on.
+  void rights_changed();
   // The newest version that has been READY and is not retired. kUnavailable: no live node holds all
   // of it now.
   Result<ModelVersion> latest(const std::string& model, TimePoint now);

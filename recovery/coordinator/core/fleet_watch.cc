@@ -1,6 +1,7 @@
 #include "recovery/coordinator/core/fleet_watch.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include <fmt/format.h>
@@ -201,6 +202,13 @@ void FleetWatch::look_at_rounds(const Core& core, WallTime at) {
     over.elapsed_us = microseconds(took);
     add("round_over", at, std::move(over));
   }
+}
+
+bool FleetWatch::is_kind_of_coordinator(std::string_view kind) {
+  constexpr std::array<std::string_view, 5> kPrefixes{"coordinator_", "node_", "pull_", "round_",
+                                                      "version_"};
+  return std::ranges::any_of(kPrefixes,
+                             [&](std::string_view prefix) { return kind.starts_with(prefix); });
 }
 
 void FleetWatch::told(const std::string& node_id, const Incarnation& incarnation,

@@ -49,6 +49,8 @@ class FleetWatch {
   // The puller is about to close it. `why`: its error; empty when the pull succeeded.
   void pull_closes(const Core& core, const PullId& id, const Incarnation& puller,
                    const std::string& why, TimePoint now, WallTime at);
+  // Whether only this class finds such events. Agents tell others.
+  static bool is_kind_of_coordinator(std::string_view kind);
   // Takes events that an agent numbers by itself. Those that came before are ignored.
   void told(const std::string& node_id, const Incarnation& incarnation,
             std::vector<FleetEvent> events);

@@ -163,6 +163,17 @@ void JointRosters::advance(const Membership& members, TimePoint now) {
   }
 }
 
+void JointRosters::lose_if(
+    const std::function<bool(const NodeInfo& node, const ModelVersion& id)>& gone) {
+  for (auto& [id, gathering] : gatherings_) {
+    std::vector<std::string> lost;
+    for (const auto& [node_id, report] : gathering.reports) {
+      if (gone(report.node, id)) lost.push_back(node_id);
+    }
+    for (const std::string& node_id : lost) lose(gathering, node_id);
+  }
+}
+
 void JointRosters::shift(Duration by) {
   next_look_ += by;
   for (auto& [id, gathering] : gatherings_) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -54,6 +55,8 @@ class JointRosters {
                       std::uint64_t epoch, TimePoint now);
   // Nodes that are no longer alive or are another incarnation, and reports that were not repeated.
   void advance(const Membership& members, TimePoint now);
+  // Drops the reports of these nodes.
+  void lose_if(const std::function<bool(const NodeInfo& node, const ModelVersion& id)>& gone);
   // Excuses the time for which the coordinator slept.
   void shift(Duration by);
 

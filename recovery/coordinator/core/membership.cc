@@ -48,6 +48,12 @@ void Holdings::erase(const HoldingKey& key) {
   pending_.erase(key);
 }
 
+bool Holdings::erase_models(const std::function<bool(const std::string& model)>& gone) {
+  const auto is_gone = [&](const auto& entry) { return gone(entry.first.id.model); };
+  const std::size_t erased = std::erase_if(all_, is_gone) + std::erase_if(pending_, is_gone);
+  return erased > 0;
+}
+
 void Holdings::clear() {
   all_.clear();
   pending_.clear();

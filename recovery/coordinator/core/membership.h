@@ -2,6 +2,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <ranges>
 #include <string>
@@ -88,6 +89,8 @@ class Holdings {
   void put(Holding holding);
   void put_pending(Holding holding);
   void erase(const HoldingKey& key);
+  // Also of the pending ones. Returns whether there was one.
+  bool erase_models(const std::function<bool(const std::string& model)>& gone);
   void clear();
   void clear_pending() { pending_.clear(); }
   // `root_of` is asked for each version with a pending holding and returns its durable root, or
