@@ -356,6 +356,9 @@ Result<void> Daemon::start_workers() {
   service.resident_scrub = options_.resident_scrub;
   service.allowed_uids = options_.allowed_uids;
   service.verify_uploads = options_.gpu.verify_uploads;
+  // The operator answers for what NCCL uses on hosts with trusted rails.
+  service.broadcasts =
+      !(options_.encrypt || options_.require_encryption) || !options_.rdma.fabric.trusted.empty();
   service.metrics = metrics_.get();
   service.tracer = &tracing_.tracer;
   TRY(workers_,

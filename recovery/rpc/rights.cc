@@ -8,13 +8,13 @@
 #include <utility>
 
 #include <fmt/ranges.h>
-#include <fnmatch.h>
 #include <google/protobuf/util/json_util.h>
 #include <nlohmann/json.hpp>
 
 #include "proto/rights.pb.h"
 #include "recovery/rpc/handshake.h"
 #include "recovery/rpc/methods.h"
+#include "src/base/glob.h"
 #include "src/base/strict_json.h"
 #include "src/base/text.h"
 
@@ -25,38 +25,16 @@ namespace {
 constexpr std::size_t kMaxRightsBytes = std::size_t{1} << 20;
 constexpr int kMaxRightsDepth = 8;
 
-// A name with a zero byte is nobody's: fnmatch() would see only its first part.
-bool matches(const std::string& glob, const std::string& text) {
-  return text.find('\0') == std::string::npos && ::fnmatch(glob.c_str(), text.c_str(), 0) == 0;
-}
-
 bool any_matches(const std::vector<std::string>& globs, const std::string& text) {
-  return std::ranges::any_of(globs, [&](const std::string& glob) { return matches(glob, text); });
-}
-
-// fnmatch() takes a bracket without its end as a plain character. Its author meant something else.
-Result<void> check_glob(const std::string& glob) {
-  if (glob.empty()) return fail(ErrorCode::kInvalid, "it is empty; `*` matches everything");
-  for (std::size_t i = 0; i < glob.size(); ++i) {
-    if (static_cast<unsigned char>(glob[i]) < ' ') {
-      return fail(ErrorCode::kInvalid, "it has a control character");
-    }
-    if (glob[i] == '\\' && ++i == glob.size()) {
-      return fail(ErrorCode::kInvalid, "nothing follows its last backslash");
-    }
-    if (glob[i] == '[' && (i == 0 || glob[i - 1] != '\\')) {
-      const std::size_t end = glob.find(']', i + 2);
-      if (end == std::string::npos) return fail(ErrorCode::kInvalid, "a [ has no ]");
-      i = end;
-    }
-  }
-  return {};
+  return std::ranges::any_of(globs,
+                             [&](const std::string& glob) { return matches_glob(glob, text); });
 }
 
 Result<void> check_globs(const google::protobuf::RepeatedPtrField<std::string>& globs,
-                         const std::string& place, std::string_view field) {
+                         const std::string& place, std::string_view field,
+                         Result<void> (*check)(const std::string& glob)) {
   for (int i = 0; i < globs.size(); ++i) {
-    if (const auto checked = check_glob(globs.Get(i)); !checked) {
+    if (const auto checked = check(globs.Get(i)); !checked) {
       return fail(ErrorCode::kInvalid, "{}.{}[{}]: '{}' is no pattern: {}", place, field, i,
                   cut_text(globs.Get(i), 64), checked.error().message());
     }
@@ -64,20 +42,24 @@ Result<void> check_globs(const google::protobuf::RepeatedPtrField<std::string>& 
   return {};
 }
 
-// Protobuf cannot tell an empty list from none, which stands for all models. Whoever reads the file
-// takes it for no model.
+// Protobuf takes null for nothing, and cannot tell an empty list from none, which stands for all
+// models. Whoever reads the file takes both for no model.
 Result<void> check_models(const nlohmann::json& file, const std::string& place) {
-  if (!file.is_object() || !file.contains("rights")) return {};
+  if (!file.is_object()) return fail(ErrorCode::kInvalid, "{}: it is no JSON object", place);
+  if (!file.contains("rights")) return {};
   std::size_t index = 0;
   for (const auto& line : file["rights"]) {
-    if (line.is_object() && line.contains("models") && line["models"] == nlohmann::json::array()) {
-      return fail(
-          ErrorCode::kInvalid,
-          "{}: rights[{}].models: it is empty, so the line would allow nothing: name models, "
-          "or [\"*\"] for all of them, or leave `models` out, which means the same",
-          place, index);
+    const std::string where = fmt::format("{}: rights[{}]", place, index++);
+    if (!line.is_object()) return fail(ErrorCode::kInvalid, "{}: it is no object", where);
+    if (!line.contains("models")) continue;
+    const auto& models = line["models"];
+    const auto is_name = [](const nlohmann::json& model) { return model.is_string(); };
+    if (!models.is_array() || models.empty() || !std::ranges::all_of(models, is_name)) {
+      return fail(ErrorCode::kInvalid,
+                  "{}.models: it names no models, so the line would allow nothing: list some, or "
+                  "[\"*\"] for all of them, or leave `models` out, which means the same",
+                  where);
     }
-    ++index;
   }
   return {};
 }
@@ -103,10 +85,10 @@ Result<Rights> Rights::parse(const std::string& json, const std::string& place) 
   };
   const auto file = parse_strict_json(json, place, kMaxRightsBytes, kMaxRightsDepth);
   if (!file) return bad(file.error().message());
+  TRY_VOID(check_models(*file, place));
   proto::Rights message;
   const auto parsed = google::protobuf::util::JsonStringToMessage(json, &message);
   if (!parsed.ok()) return bad(fmt::format("{}: {}", place, std::string(parsed.message())));
-  TRY_VOID(check_models(*file, place));
   Rights rights;
   rights.place_ = place;
   for (int i = 0; i < message.rights_size(); ++i) {
@@ -116,8 +98,8 @@ Result<Rights> Rights::parse(const std::string& json, const std::string& place) 
       return fail(ErrorCode::kInvalid,
                   "{}: a line needs `principals` and `verbs`; remove it, or complete it", where);
     }
-    TRY_VOID(check_globs(right.principals(), where, "principals"));
-    TRY_VOID(check_globs(right.models(), where, "models"));
+    TRY_VOID(check_globs(right.principals(), where, "principals", check_glob));
+    TRY_VOID(check_globs(right.models(), where, "models", check_model_glob));
     Line line{{right.principals().begin(), right.principals().end()},
               {},
               {right.models().begin(), right.models().end()}};

@@ -297,7 +297,7 @@ bool HostRounds::choose(SessionId session, const ModelVersion& id) {
   if (member == nullptr) return false;
   member->choose(id, known_.gathering(id, member->origin().group));
   changed_ = true;
-  return member->round() != 0 && !member->origin().device.empty();
+  return broadcasts_ && member->round() != 0 && !member->origin().device.empty();
 }
 
 // A session that comes late is not waited for.
@@ -305,7 +305,7 @@ bool HostRounds::enters(SessionId session) {
   RoundMember* const member = find_member(members_, session);
   if (member == nullptr || member->round() == 0) return false;
   const auto* const round = known_.find(member->round());
-  if (round != nullptr && round->gathering) return !member->origin().device.empty();
+  if (broadcasts_ && round != nullptr && round->gathering) return !member->origin().device.empty();
   member->leave_round();
   changed_ = true;
   return false;

@@ -236,8 +236,10 @@ class HostRounds {
  public:
   using Origin = RoundMember::Origin;
 
-  explicit HostRounds(RoundEffects& effects, RoundTimes times = {})
-      : effects_(effects), times_(times) {}
+  // `broadcasts`: otherwise the sessions take part in no round, and get their bytes by pulls and
+  // uploads.
+  explicit HostRounds(RoundEffects& effects, bool broadcasts = true, RoundTimes times = {})
+      : effects_(effects), broadcasts_(broadcasts), times_(times) {}
 
   // --- sessions; those without a group are unknown here, and change nothing
   void attach(SessionId session, Origin origin);
@@ -306,6 +308,7 @@ class HostRounds {
   bool is_heard(const RoundMember& member) const;
 
   RoundEffects& effects_;
+  const bool broadcasts_;
   const RoundTimes times_;
   KnownRounds known_;
   std::map<SessionId, RoundMember> members_;

@@ -22,12 +22,12 @@ constexpr std::chrono::milliseconds kShareInterval{20};
 }  // namespace
 
 RoundDriver::RoundDriver(FleetHost& fleet, DeviceHost& devices, RoundSessions& sessions,
-                         async::TaskGroup& tasks, asio::any_io_executor executor)
+                         async::TaskGroup& tasks, asio::any_io_executor executor, bool broadcasts)
     : fleet_(fleet),
       devices_(devices),
       sessions_(sessions),
       tasks_(tasks),
-      rounds_(*this),
+      rounds_(*this, broadcasts),
       news_(executor),
       orders_changed_(executor) {}
 

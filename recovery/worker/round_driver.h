@@ -36,8 +36,9 @@ class RoundSessions {
 class RoundDriver final : private RoundEffects {
  public:
   // All references outlive this.
+  // `broadcasts`: as for HostRounds.
   RoundDriver(FleetHost& fleet, DeviceHost& devices, RoundSessions& sessions,
-              async::TaskGroup& tasks, boost::asio::any_io_executor executor);
+              async::TaskGroup& tasks, boost::asio::any_io_executor executor, bool broadcasts);
 
   // --- sessions; those without a group change nothing
   void attach(SessionId session, HostRounds::Origin origin);

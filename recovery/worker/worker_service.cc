@@ -75,7 +75,7 @@ WorkerService::WorkerService(Host& host, asio::any_io_executor executor, Service
                 {.times = options_.session_times,
                  .retire_wait = options_.retire_wait,
                  .verify_uploads = options_.verify_uploads}),
-      rounds_(host, host, sessions_, tasks_, executor_),
+      rounds_(host, host, sessions_, tasks_, executor_, options_.broadcasts),
       direct_(host, host, sessions_, tasks_, executor_),
       fleet_(host, instances_, sessions_, tasks_, executor_, options_.hear_ranks),
       watch_(host, rounds_, tasks_),

@@ -66,6 +66,8 @@ struct ServiceOptions {
   std::chrono::milliseconds hear_ranks{5000};         // a new coordinator, of all ranks
   std::chrono::milliseconds forget_after{3'600'000};  // unfit instances without a rank
   bool verify_uploads = false;                        // on the device, by the device process
+  // Between devices of several hosts. They encrypt nothing.
+  bool broadcasts = true;
   // Of a resident copy without a worker. 0: this agent keeps none.
   std::chrono::milliseconds resident_time_to_live{};
   // Starts a keeper of resident copies where none runs.

@@ -4,8 +4,9 @@
 #include <set>
 
 #include <fmt/ranges.h>
-#include <fnmatch.h>
 
+#include "src/base/glob.h"
+#include "src/base/text.h"
 #include "src/crypto/bound_text.h"
 
 namespace rekindle {
@@ -21,10 +22,6 @@ std::string signed_text(const ModelVersion& id, const Digest& root) {
 bool has_signer(std::span<const VersionSignature> signatures, const std::string& key) {
   return std::ranges::any_of(signatures,
                              [&](const VersionSignature& one) { return one.public_key == key; });
-}
-
-bool matches(const std::string& glob, const std::string& model) {
-  return ::fnmatch(glob.c_str(), model.c_str(), 0) == 0;
 }
 
 }  // namespace
@@ -66,18 +63,23 @@ std::string describe_signers(std::span<const VersionSignature> signatures) {
 
 Result<void> PublisherTrust::add(std::string models, std::string public_key) {
   if (models.empty()) return fail(ErrorCode::kInvalid, "no models before the '='");
+  if (const auto checked = check_model_glob(models); !checked) {
+    return fail(ErrorCode::kInvalid, "'{}' is no pattern for models: {}", cut_text(models, 64),
+                checked.error().message());
+  }
   rules_.push_back({std::move(models), std::move(public_key)});
   return {};
 }
 
 bool PublisherTrust::covers(const std::string& model) const {
-  return std::ranges::any_of(rules_, [&](const Rule& rule) { return matches(rule.models, model); });
+  return std::ranges::any_of(rules_,
+                             [&](const Rule& rule) { return matches_glob(rule.models, model); });
 }
 
 std::vector<std::string> PublisherTrust::keys(const std::string& model) const {
   std::vector<std::string> keys;
   for (const Rule& rule : rules_) {
-    if (matches(rule.models, model)) keys.push_back(rule.public_key);
+    if (matches_glob(rule.models, model)) keys.push_back(rule.public_key);
   }
   return keys;
 }
@@ -86,7 +88,7 @@ Result<void> PublisherTrust::check(const ModelVersion& id, const Digest& root,
                                    std::span<const VersionSignature> signatures) const {
   std::set<std::string> trusted;
   for (const Rule& rule : rules_) {
-    if (!matches(rule.models, id.model)) continue;
+    if (!matches_glob(rule.models, id.model)) continue;
     for (const VersionSignature& one : signatures) {
       if (one.public_key == rule.public_key && is_valid(one, id, root)) return {};
     }

@@ -67,6 +67,19 @@ TEST(PublisherTrust, DemandsASignatureOfOneOfItsKeysForMatchingModels) {
   EXPECT_THAT(of_another.error().message(), HasSubstr("of another version or root"));
 }
 
+// It would demand nothing, and whoever wrote it believes that it does.
+TEST(PublisherTrust, APatternThatNoModelCanMatchIsRefused) {
+  PublisherTrust trust;
+  for (const char* const pattern : {"", "m[", "qwen[", "a\\", "m\\", " m", "m,n", "m@*", "m\n"}) {
+    const auto added = trust.add(pattern, "key");
+    ASSERT_FALSE(added) << pattern;
+    EXPECT_EQ(added.error().code(), ErrorCode::kInvalid);
+  }
+  for (const char* const pattern : {"*", "qwen3*", "org/m[0-9]?", "a.b_c+d-e"}) {
+    EXPECT_TRUE(trust.add(pattern, "key")) << pattern;
+  }
+}
+
 TEST(PublisherTrust, EachOfSeveralKeysIsEnough) {
   const auto first = SigningKey::generate(), second = SigningKey::generate();
   PublisherTrust trust;

@@ -141,6 +141,22 @@ TEST_F(RoundsTest, SessionsWithoutAGroupAreNobodysMembers) {
   EXPECT_FALSE(rounds_.due());
 }
 
+TEST_F(RoundsTest, WithoutBroadcastsASessionWaitsForNoParty) {
+  HostRounds apart(effects_, /*broadcasts=*/false);
+  order(2);
+  apart.obey(orders_, apart.report("life", 1000ms, now_).sequence(), now_);
+  apart.attach(1, {"g", "i", 0, "m", "double:0"});
+  EXPECT_FALSE(apart.choose(1, {"m", 2}));
+  EXPECT_FALSE(apart.enters(1));
+  apart.hand_over(1, {1, 2}, std::nullopt);
+  apart.commit(1);
+  const auto said = apart.report("life", 1000ms, now_);
+  ASSERT_EQ(said.members_size(), 1);
+  EXPECT_EQ(said.members(0).round(), 0u);
+  EXPECT_EQ(said.members(0).state(), proto::ROUND_SERVING);
+  EXPECT_EQ(said.members(0).id().version(), 2u);
+}
+
 TEST_F(RoundsTest, AMemberIsReportedFromItsAttachToItsEnd) {
   attach(1, 1);
   EXPECT_EQ(report().members(0).id().version(), 0u) << "it serves nothing yet";
