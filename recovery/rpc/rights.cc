@@ -32,7 +32,7 @@ bool any_matches(const std::vector<std::string>& globs, const std::string& text)
 
 Result<void> check_globs(const google::protobuf::RepeatedPtrField<std::string>& globs,
                          const std::string& place, std::string_view field,
-                         Result<void> (*check)(const std::string& glob)) {
+                         Result<void> (*check)(std::string_view)) {
   for (int i = 0; i < globs.size(); ++i) {
     if (const auto checked = check(globs.Get(i)); !checked) {
       return fail(ErrorCode::kInvalid, "{}.{}[{}]: '{}' is no pattern: {}", place, field, i,
@@ -42,24 +42,43 @@ Result<void> check_globs(const google::protobuf::RepeatedPtrField<std::string>& 
   return {};
 }
 
-// Protobuf takes null for nothing, and cannot tell an empty list from none, which stands for all
-// models. Whoever reads the file takes both for no model.
-Result<void> check_models(const nlohmann::json& file, const std::string& place) {
-  if (!file.is_object()) return fail(ErrorCode::kInvalid, "{}: it is no JSON object", place);
-  if (!file.contains("rights")) return {};
-  std::size_t index = 0;
-  for (const auto& line : file["rights"]) {
-    const std::string where = fmt::format("{}: rights[{}]", place, index++);
-    if (!line.is_object()) return fail(ErrorCode::kInvalid, "{}: it is no object", where);
-    if (!line.contains("models")) continue;
-    const auto& models = line["models"];
-    const auto is_name = [](const nlohmann::json& model) { return model.is_string(); };
-    if (!models.is_array() || models.empty() || !std::ranges::all_of(models, is_name)) {
-      return fail(ErrorCode::kInvalid,
-                  "{}.models: it names no models, so the line would allow nothing: list some, or "
-                  "[\"*\"] for all of them, or leave `models` out, which means the same",
-                  where);
+// Protobuf takes null and an empty list for none, which stands for all models. Whoever reads the
+// file takes them for no model.
+Result<void> check_line(const nlohmann::json& line, const std::string& where) {
+  if (!line.is_object()) {
+    return fail(ErrorCode::kInvalid, "{}: a line is an object with `principals` and `verbs`",
+                where);
+  }
+  for (const char* const field : {"principals", "verbs", "models"}) {
+    const auto list = line.find(field);
+    if (list == line.end()) continue;
+    if (list->is_array() && !list->empty() &&
+        std::ranges::all_of(*list, [](const auto& each) { return each.is_string(); })) {
+      continue;
     }
+    return fail(ErrorCode::kInvalid, "{}.{}: it must be a list of strings that is not empty{}",
+                where, field,
+                field == std::string_view("models")
+                    ? ": name models, or [\"*\"] for all of them, or leave `models` out, which "
+                      "means the same"
+                    : "");
+  }
+  return {};
+}
+
+Result<void> check_shape(const nlohmann::json& file, const std::string& place) {
+  if (!file.is_object()) {
+    return fail(ErrorCode::kInvalid, "{}: it must be an object with the list `rights`", place);
+  }
+  const auto rights = file.find("rights");
+  if (rights == file.end()) return {};
+  if (!rights->is_array()) {
+    return fail(ErrorCode::kInvalid, "{}: `rights` must be a list of objects", place);
+  }
+  std::size_t index = 0;
+  for (const auto& line : *rights) {
+    TRY_VOID(check_line(line, fmt::format("{}: rights[{}]", place, index)));
+    ++index;
   }
   return {};
 }
@@ -85,7 +104,7 @@ Result<Rights> Rights::parse(const std::string& json, const std::string& place) 
   };
   const auto file = parse_strict_json(json, place, kMaxRightsBytes, kMaxRightsDepth);
   if (!file) return bad(file.error().message());
-  TRY_VOID(check_models(*file, place));
+  if (auto shape = check_shape(*file, place); !shape) return bad(shape.error().message());
   proto::Rights message;
   const auto parsed = google::protobuf::util::JsonStringToMessage(json, &message);
   if (!parsed.ok()) return bad(fmt::format("{}: {}", place, std::string(parsed.message())));

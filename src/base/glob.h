@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "src/base/result.h"
 
@@ -10,9 +11,12 @@ namespace rekindle {
 // nothing: fnmatch() would see only its first part.
 bool matches_glob(const std::string& glob, const std::string& text);
 
-// kInvalid: fnmatch() takes it otherwise than its author meant.
-Result<void> check_glob(const std::string& glob);
-// kInvalid also if no model can match, because names have other characters.
-Result<void> check_model_glob(const std::string& glob);
+// kInvalid: fnmatch() would not read the pattern as its author meant it. It takes a bracket without
+// its end as a plain character.
+Result<void> check_glob(std::string_view glob);
+
+// The same, and kInvalid for a pattern with a character that no name of a model may have, because
+// it would silently match none.
+Result<void> check_model_glob(std::string_view glob);
 
 }  // namespace rekindle

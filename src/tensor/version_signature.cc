@@ -64,7 +64,7 @@ std::string describe_signers(std::span<const VersionSignature> signatures) {
 Result<void> PublisherTrust::add(std::string models, std::string public_key) {
   if (models.empty()) return fail(ErrorCode::kInvalid, "no models before the '='");
   if (const auto checked = check_model_glob(models); !checked) {
-    return fail(ErrorCode::kInvalid, "'{}' is no pattern for models: {}", cut_text(models, 64),
+    return fail(ErrorCode::kInvalid, "'{}' is no pattern of models: {}", cut_text(models, 64),
                 checked.error().message());
   }
   rules_.push_back({std::move(models), std::move(public_key)});

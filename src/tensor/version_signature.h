@@ -37,7 +37,7 @@ std::string describe_signers(std::span<const VersionSignature> signatures);
 // The publishers that this process trusts, by model. Immutable once it is filled.
 class PublisherTrust {
  public:
-  // `models` is a glob: "qwen3*". kInvalid: it is empty, or no model can match it.
+  // `models` is a glob: "qwen3*". kInvalid: it can match no model.
   Result<void> add(std::string models, std::string public_key);
   // Whether versions of the model need a signature.
   bool covers(const std::string& model) const;

@@ -127,6 +127,36 @@ TEST_F(CliConfig, AWrongVariableIsNamed) {
   EXPECT_THAT(done.err, HasSubstr("REKINDLE_AGENT_MAX_RATE: --max-rate: 'fast'"));
 }
 
+// An empty name would silently turn off what the file is for.
+TEST_F(CliConfig, FilesOfSecurityMustHaveAName) {
+  const std::vector<std::string> shared{"secret-file", "tls-cert", "tls-key", "tls-ca", "tls-crl"};
+  const std::vector<std::string> own{"rights", "audit", "http-token-file", "etcd-state-key"};
+  std::string top;
+  std::string section = "[coordinator]\n";
+  for (const std::string& name : shared) top += name + " = \"\"\n";
+  for (const std::string& name : own) section += name + " = \"\"\n";
+  const Finished check = rekindle({"config", "check", config(top + section)});
+  EXPECT_EQ(check.exit.code, 1) << check.err;
+  const auto refused = [](const std::string& name) {
+    return "--" + name + ": it is empty; name the file, or leave the option out";
+  };
+  for (const auto* names : {&shared, &own}) {
+    for (const std::string& name : *names) {
+      EXPECT_THAT(check.out, HasSubstr(refused(name)));
+      const Finished done = rekindle({"coordinator", "--" + name, ""});
+      EXPECT_EQ(done.exit.code, 2) << name;
+      EXPECT_THAT(done.err, HasSubstr(refused(name)));
+    }
+  }
+}
+
+TEST_F(CliConfig, TheKeyOfTheStateIsForEtcd) {
+  const std::string file = config("[coordinator]\netcd-state-key = \"/key\"\n");
+  const Finished check = rekindle({"config", "check", file});
+  EXPECT_EQ(check.exit.code, 1);
+  EXPECT_THAT(check.out, AllOf(HasSubstr(":2: --etcd-state-key /key"), HasSubstr("no --etcd")));
+}
+
 TEST_F(CliConfig, CheckPrintsEachProblemWithItsLine) {
   const std::string file =
       config("log-level = \"loud\"\nsecret-file = \"" + (dir_ / "none").string() +

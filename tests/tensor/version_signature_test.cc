@@ -67,16 +67,19 @@ TEST(PublisherTrust, DemandsASignatureOfOneOfItsKeysForMatchingModels) {
   EXPECT_THAT(of_another.error().message(), HasSubstr("of another version or root"));
 }
 
-// It would demand nothing, and whoever wrote it believes that it does.
-TEST(PublisherTrust, APatternThatNoModelCanMatchIsRefused) {
+TEST(PublisherTrust, RefusesPatternsThatMatchNoModel) {
+  const auto key = crypto::SigningKey::generate();
   PublisherTrust trust;
-  for (const char* const pattern : {"", "m[", "qwen[", "a\\", "m\\", " m", "m,n", "m@*", "m\n"}) {
-    const auto added = trust.add(pattern, "key");
-    ASSERT_FALSE(added) << pattern;
+  for (const char* const models :
+       {"m[", "m[!]", "m[a", "m]", "m\\", " m", "m,n", "m@*", "m\\*", "m[[:alpha:]", "m[@]"}) {
+    const auto added = trust.add(models, key.public_key());
+    ASSERT_FALSE(added) << models;
     EXPECT_EQ(added.error().code(), ErrorCode::kInvalid);
+    EXPECT_NE(added.error().message().find(models), std::string::npos) << added.error().message();
   }
-  for (const char* const pattern : {"*", "qwen3*", "org/m[0-9]?", "a.b_c+d-e"}) {
-    EXPECT_TRUE(trust.add(pattern, "key")) << pattern;
+  for (const char* const models :
+       {"*", "org/m-1.0_b+c", "m?", "[a-z]*", "[!a]", "[^a]", "[[:digit:]]"}) {
+    EXPECT_TRUE(trust.add(models, key.public_key())) << models;
   }
 }
 

@@ -28,6 +28,11 @@ constexpr std::string_view kReloaded[] = {"log-level",
                                           "coordinator.replicas",
                                           "coordinator.recopy-rate"};
 
+// CLI11 adds the name of the option.
+std::string empty_file_problem(const std::string& file) {
+  return file.empty() ? "it is empty; name the file, or leave the option out" : "";
+}
+
 }  // namespace
 
 CommandOption& CommandOption::type_name(const std::string& name) {
@@ -73,6 +78,8 @@ CommandOption& CommandOption::check(std::function<std::string(const std::string&
   option_->check(std::move(problem));
   return *this;
 }
+
+CommandOption& CommandOption::not_empty() { return check(empty_file_problem); }
 
 CommandOption& CommandOption::one_word() {
   option_->allow_extra_args(false);
@@ -222,17 +229,22 @@ void add_shared_options(CLI::App& app, Settings& settings) {
   add("--secret-file", credentials.secret_file,
       "Cluster secret: a file of mode 0600 with 16 to 4096 bytes, the same on all hosts. Two\n"
       "lines are two secrets: callers use the first, and either is accepted")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(empty_file_problem);
   add("--tls-cert", credentials.certificate_file,
       "Certificate of this process in PEM, with its chain; --tls-key and --tls-ca go with it")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(empty_file_problem);
   add("--tls-key", credentials.key_file, "Unencrypted key of --tls-cert in PEM, of mode 0600")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(empty_file_problem);
   add("--tls-ca", credentials.authority_file, "Authorities in PEM whose certificates are believed")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(empty_file_problem);
   add("--tls-crl", credentials.revocation_file,
       "Lists of revoked certificates in PEM, one of each authority that issues to hosts [none]")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(empty_file_problem);
   app.add_flag("--admit-protocol-2", credentials.admit_protocol_2,
                "For the time of an upgrade: talk to releases that prove the secret without TLS")
       ->group(kEveryCommand);

@@ -37,6 +37,8 @@ class CommandOption {
   CommandOption& between(Number least, Number most);
   // `problem` returns "" for a text that is right.
   CommandOption& check(std::function<std::string(const std::string&)> problem);
+  // Refuses an empty text, which would silently turn off what the file is for.
+  CommandOption& not_empty();
   // Takes one word each time it is given, so that words without a dash may follow.
   CommandOption& one_word();
   // Separates several values in one text.

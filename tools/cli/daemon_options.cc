@@ -191,7 +191,8 @@ void add_http_options(Command& sub, std::string& token_file, bool& open) {
          "--http-token-file", token_file,
          "Tokens of readers without a certificate, as Prometheus sends them: a file of mode 0600\n"
          "with one or two lines of at least 16 bytes; changes are noticed [none]")
-      .type_name("FILE");
+      .type_name("FILE")
+      .not_empty();
   sub.flag("--http-open", open,
            "Whoever reaches the addresses of HTTP may read, without TLS [off]");
 }
@@ -215,7 +216,8 @@ void add_audit_option(Command& sub, std::string& audit) {
          "Write a line for each change that somebody makes here, and for each refusal, to this\n"
          "file, to `syslog` or to syslog:SOCKET (`rekindle audit verify`); SIGHUP opens the\n"
          "file again [nowhere]")
-      .type_name("FILE");
+      .type_name("FILE")
+      .not_empty();
 }
 
 }  // namespace
@@ -263,6 +265,12 @@ coordinator::CoordinatorOptions coordinator_options(const Settings& settings,
       problems.check("state", fail(ErrorCode::kInvalid,
                                    "--state and --etcd: the state lies in one of them, not both"));
     }
+  } else if (!options.etcd.state_key_file.empty()) {
+    problems.check("etcd-state-key",
+                   fail(ErrorCode::kInvalid,
+                        "--etcd-state-key {}: it authenticates the state in etcd, and there is no "
+                        "--etcd: give that too, or leave the option out",
+                        options.etcd.state_key_file));
   }
   const std::size_t before = problems.all().size();
   problems.take("heartbeat", options.heartbeat_interval,
@@ -367,7 +375,8 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
   sub.option("--etcd-state-key", args.etcd.state_key_file,
              "Authenticate the state in etcd with this key: a file of mode 0600 with at least 16\n"
              "bytes, the same for all coordinators [whoever can write to etcd is believed]")
-      .type_name("FILE");
+      .type_name("FILE")
+      .not_empty();
   sub.flag("--etcd-adopt-unsigned", args.etcd.adopt_unsigned,
            "Believe a state without authentication, and authenticate it. For one start [off]");
   sub.option("--etcd-prefix", args.etcd.prefix, "Prefix of the keys; one per fleet [/rekindle/]")
@@ -411,7 +420,8 @@ void add_coordinator_options(Command& sub, CoordinatorArgs& args) {
   sub.option("--rights", args.rights,
              "Who may do what, as JSON (`rekindle auth --help`); read again at SIGHUP\n"
              "[everybody who may connect has all rights]")
-      .type_name("FILE");
+      .type_name("FILE")
+      .not_empty();
   add_audit_option(sub, args.audit);
   sub.flag("--allow-drills", args.allow_drills, "Let `rekindle drill` kill this process [off]");
   add_insecure_option(sub, args.insecure);
