@@ -36,6 +36,7 @@ class RankDeaths : public WithWorkers {
                                    "--store", fleet_.agent("a").store.string()});
     Spawn spawn = supervised(std::move(options), script, "m@1");
     spawn.env.emplace_back("WORKER", worker_program());
+    spawn.env.emplace_back("REKINDLE_FAILPOINTS", failpoints_);
     run_ = std::make_unique<Process>(std::move(spawn));
   }
   // The pids in the lines that begin with `word`.
@@ -67,6 +68,8 @@ class RankDeaths : public WithWorkers {
   }
   static std::string rank_at(pid_t pid) { return "rank 0 (pid " + std::to_string(pid) + ")"; }
 
+  // Of the supervisor.
+  std::string failpoints_;
   std::unique_ptr<Process> run_;
 };
 
@@ -110,6 +113,17 @@ TEST_F(RankDeaths, OneThatHasDiedBeforeAnybodyLookedIsNoticed) {
   ::kill(rank, SIGKILL);
   EXPECT_TRUE(are_gone({rank}));
   ::kill(run_->pid(), SIGCONT);
+  ASSERT_TRUE(are_ready(2)) << run_->out() << run_->err();
+  EXPECT_THAT(run_->err(), HasSubstr("lost " + rank_at(rank)));
+}
+
+// On a busy machine the supervisor may come to look at its worker after all this.
+TEST_F(RankDeaths, OneThatHasDiedBeforeItsWorkerWasFollowedIsNoticed) {
+  failpoints_ = "run.worker_started=sleep:3000@1";
+  start({"--rank-grace", "100ms"}, kRank + kForEver);
+  ASSERT_TRUE(are_ready(1)) << run_->err();
+  const pid_t rank = said("rank").front();
+  ::kill(rank, SIGKILL);
   ASSERT_TRUE(are_ready(2)) << run_->out() << run_->err();
   EXPECT_THAT(run_->err(), HasSubstr("lost " + rank_at(rank)));
 }

@@ -126,17 +126,16 @@ void RankWatch::begin() {
   }
   catch_up();
   take_news();
+  for (auto& [session, attached] : attached_) attached.ours = false;
 }
 
+// The worker may have had ranks, and lost them, before its supervisor comes here. That news waits
+// for look().
 void RankWatch::follow(pid_t process) {
-  take_news();
   followed_ = process;
   death_.clear();
   ranks_.clear();
-  for (auto& [session, attached] : attached_) {
-    attached.ours = false;
-    attach(session, attached);
-  }
+  for (const auto& [session, attached] : attached_) attach(session, attached);
 }
 
 void RankWatch::watch(std::vector<pollfd>& entries) const {

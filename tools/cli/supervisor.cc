@@ -16,6 +16,7 @@
 
 #include "recovery/worker/worker_wire.h"
 #include "src/base/clock.h"
+#include "src/base/failpoint.h"
 #include "src/base/unique_fd.h"
 #include "src/base/version.h"
 #include "src/ipc/channel.h"
@@ -431,6 +432,7 @@ void Supervisor::take_turn(TimePoint deadline) {
 Result<Supervisor::End> Supervisor::run_once(int failures) {
   if (watches_ranks()) ranks_->begin();
   TRY(worker_, next_worker(failures));
+  TRY_VOID(failpoint("run.worker_started"));
   if (watches_ranks()) ranks_->follow(worker_->pid);
   if (failures == 0) start_companion();
   const pid_t pid = worker_->pid;
