@@ -1,4 +1,5 @@
 #include <csignal>
+#include <fstream>
 #include <map>
 
 #include <gmock/gmock.h>
