@@ -40,7 +40,7 @@ class FleetRights {
     proto::AuthorizeResponse said;
     TimePoint at;
   };
-  // The principals and the model.
+  // The principals, the right, and the model.
   using Question = std::tuple<std::string, rpc::Verb, std::string>;
 
   CoordinatorLink& link_;

@@ -22,7 +22,8 @@ class AccessControl final : public rpc::AuditedCalls {
   // nullptr: there is no file, and everybody who may connect has all rights. Calls that have begun
   // go on.
   void set_rights(std::shared_ptr<const rpc::Rights> rights);
-  // Calls `changed` after each change of the rights, as long as the result lives.
+  // Calls `changed` after each change of the rights, as long as the result lives, or until the next
+  // call.
   [[nodiscard]] std::shared_ptr<const void> on_change(std::function<void()> changed);
 
   bool has_rights() const { return rights_ != nullptr; }

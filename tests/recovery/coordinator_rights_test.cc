@@ -33,6 +33,17 @@ class CoordinatorRights : public CoordinatorDaemon {
     }
     return found;
   }
+  // Returns when the coordinator has read its files again.
+  void reload(const std::filesystem::path& audit) {
+    const auto reloads = [&] { return lines_about(audit, "\"act\":\"reload\"").size(); };
+    const std::size_t before = reloads();
+    process_->signal(SIGHUP);
+    const auto deadline = std::chrono::steady_clock::now() + rpc::testing::kTestDeadline;
+    while (reloads() == before) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+      loop_.run(rpc::testing::sleep_for(20ms));
+    }
+  }
   // Everybody may read `open@1`, and nobody `secret@1`.
   Agent holder_of_an_open_and_a_secret_model() {
     start_with(R"({"principals": ["unproven"], "verbs": ["publish"]},
@@ -191,13 +202,7 @@ class ChangedRights : public CoordinatorRights {
   }
   void change_to(const std::string& lines) {
     write(lines);
-    process_->signal(SIGHUP);
-    const auto deadline = std::chrono::steady_clock::now() + rpc::testing::kTestDeadline;
-    ++reloads_;
-    while (lines_about(audit(), "\"act\":\"reload\"").size() < reloads_) {
-      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
-      loop_.run(rpc::testing::sleep_for(20ms));
-    }
+    reload(audit());
   }
   std::filesystem::path audit() const { return temp_ / "audit.jsonl"; }
   Result<proto::HeartbeatResponse> heartbeat(const Agent& by, const std::string& event = "",
@@ -232,7 +237,6 @@ class ChangedRights : public CoordinatorRights {
   void write(const std::string& lines) const {
     std::ofstream(file()) << R"({"rights": [)" << lines << "]}";
   }
-  std::size_t reloads_ = 0;
   std::uint64_t events_ = 0;
 };
 
@@ -382,24 +386,14 @@ TEST_F(CoordinatorRights, ARightsFileThatTurnsBadAtAReloadLeavesTheOldRights) {
   const Agent a = agent("a");
   ASSERT_TRUE(enroll(a));
   ASSERT_TRUE(publish(a, kId, kRoot));
-  std::size_t reloads = 0;
-  const auto reload = [&] {
-    process_->signal(SIGHUP);
-    ++reloads;
-    const auto deadline = std::chrono::steady_clock::now() + rpc::testing::kTestDeadline;
-    while (lines_about(audit, "\"act\":\"reload\"").size() < reloads) {
-      ASSERT_LT(std::chrono::steady_clock::now(), deadline);
-      loop_.run(rpc::testing::sleep_for(20ms));
-    }
-  };
   write(R"({"principals": ["unproven"], "verbs": ["publish", "read", "retyre"]})");
-  ASSERT_NO_FATAL_FAILURE(reload());
+  ASSERT_NO_FATAL_FAILURE(reload(audit));
   EXPECT_THAT(lines_about(audit, "\"act\":\"reload\"").back(),
               AllOf(HasSubstr("rights.json"), HasSubstr("'retyre' is no verb")));
   EXPECT_EQ(retire(a, kId).error().code(), ErrorCode::kDenied);
   EXPECT_EQ(status(a).versions_size(), 1) << "the old rights hold";
   write(R"({"principals": ["unproven"], "verbs": ["read", "retire"]})");
-  ASSERT_NO_FATAL_FAILURE(reload());
+  ASSERT_NO_FATAL_FAILURE(reload(audit));
   EXPECT_TRUE(retire(a, kId));
   EXPECT_EQ(publish(a, {"qwen3", 42}, kRoot).error().code(), ErrorCode::kDenied);
 }
@@ -425,12 +419,7 @@ TEST_F(CoordinatorRights, WhoHasNoRightLeavesNoSpans) {
   ASSERT_TRUE(connect(puller));
   EXPECT_EQ(report_and_find(puller, 't').error().code(), ErrorCode::kDenied);
   std::ofstream(file) << R"({"rights": [{"principals": ["unproven"], "verbs": ["read"]}]})";
-  process_->signal(SIGHUP);
-  const auto deadline = std::chrono::steady_clock::now() + rpc::testing::kTestDeadline;
-  while (lines_about(audit, "\"act\":\"reload\"").empty()) {
-    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
-    loop_.run(rpc::testing::sleep_for(20ms));
-  }
+  ASSERT_NO_FATAL_FAILURE(reload(audit));
   EXPECT_EQ(report_and_find(puller, 'u').error().code(), ErrorCode::kNotFound);
   EXPECT_TRUE(report_and_find(puller, 't')) << "it may read now";
 }
