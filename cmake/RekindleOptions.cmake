@@ -95,8 +95,7 @@ if(REKINDLE_SANITIZE)
   include(CheckLinkerFlag)
   check_linker_flag(CXX -fuse-ld=lld REKINDLE_HAVE_LLD)
   if(REKINDLE_HAVE_LLD)
-    # What AddressSanitizer knows of global variables takes a seventh of a program in relocations of the usual form.
-    target_link_options(rekindle_sanitize INTERFACE -fuse-ld=lld -Wl,--pack-dyn-relocs=relr)
+    target_link_options(rekindle_sanitize INTERFACE -fuse-ld=lld)
   endif()
   if(REKINDLE_SANITIZE MATCHES address)
     # Asio uses freed blocks again by itself, and ASan does not see who still has them.

@@ -133,21 +133,21 @@ async::Task<Result<proto::RegisterResponse>> CoordinatorService::enroll(
     registered = ask();
   }
   if (!registered.answer) {
-    log::warn("node.refused", "node", info.node_id, "from", peer.address, "error",
-              registered.answer.error());
+    if (may_log(peer)) {
+      log::warn("node.refused", "node", info.node_id, "from", peer.address, "error",
+                registered.answer.error());
+    }
     co_return fail(std::move(registered.answer).error());
   }
-  log::info("node.registered", "node", info.node_id, "address", info.control_endpoint, "epoch",
-            registered.answer->epoch);
-  if (!replaces.empty()) {
-    log::warn("node.replaced", "node", info.node_id, "by", info.control_endpoint, "replaces",
-              replaces);
-    if (options_.access != nullptr) {
-      auto entry = rpc::audit_entry(peer, "replace_node", info.node_id, {});
-      entry.result = "replaces " + replaces;
-      options_.access->note(entry);
-    }
+  if (may_log(peer)) {
+    log::info("node.registered", "node", info.node_id, "address", info.control_endpoint, "epoch",
+              registered.answer->epoch);
   }
+  // A member that registers again and again must not fill the audit log.
+  if (registered.answer->is_new && options_.access != nullptr) {
+    options_.access->note(rpc::audit_entry(peer, "register", info.node_id, {}));
+  }
+  if (!replaces.empty()) note_replacement(peer, info, replaces);
   proto::RegisterResponse response;
   response.set_epoch(registered.answer->epoch);
   response.set_heartbeat_interval_ms(
@@ -155,6 +155,18 @@ async::Task<Result<proto::RegisterResponse>> CoordinatorService::enroll(
   response.set_ttl_ms(static_cast<std::uint32_t>(milliseconds(options_.timing.dead_after)));
   response.set_seen_from(host_of(peer.address));
   co_return response;
+}
+
+void CoordinatorService::note_replacement(const rpc::Peer& peer, const NodeInfo& info,
+                                          const std::string& replaces) {
+  if (may_log(peer)) {
+    log::warn("node.replaced", "node", info.node_id, "by", info.control_endpoint, "replaces",
+              replaces);
+  }
+  if (options_.access == nullptr) return;
+  auto entry = rpc::audit_entry(peer, "replace_node", info.node_id, {});
+  entry.result = "replaces " + replaces;
+  options_.access->note_some(std::move(entry));
 }
 
 Result<proto::HeartbeatResponse> CoordinatorService::heartbeat(

@@ -98,6 +98,7 @@ class CoordinatorService {
                                               const proto::ClosePullRequest& request);
   // Whether a line that this peer can cause at will may go to the log.
   bool may_log(const rpc::Peer& peer);
+  void note_replacement(const rpc::Peer& peer, const NodeInfo& info, const std::string& replaces);
   // The events which a host may tell.
   std::vector<FleetEvent> admissible(const rpc::Peer& peer, std::vector<FleetEvent> told);
   // Those of the versions that the peer has made known by announcing them go to the audit log.

@@ -283,6 +283,10 @@ Result<void> check_speaker(const rpc::Peer& peer, const std::string& node_id,
 
 void set_party(NodeInfo& info, const rpc::Peer& peer) {
   info.principals = rpc::principals_of(peer);
+  if (peer.proof == rpc::Proof::kCertificate) {
+    const auto certified = rpc::certified_role(peer.principals);
+    info.owns_node_id = certified && !certified->name.empty() && certified->is_of(info.node_id);
+  }
   if (rpc::has_own_name(peer)) {
     info.party = peer.principals.front();
   } else if (peer.proof == rpc::Proof::kSecret || peer.proof == rpc::Proof::kCertificate) {

@@ -76,6 +76,16 @@ Result<AuditLine> parse_line(const std::string& text) {
   return AuditLine{*seq, json["prev"].get<std::string>(), number("lost").value_or(0)};
 }
 
+// Of a line that is too long, only its beginning. False: the stream has ended.
+bool next_line(std::istream& stream, std::string& text) {
+  text.clear();
+  for (char c = 0; text.size() <= kLongestLine && stream.get(c);) {
+    if (c == '\n') return true;
+    text += c;
+  }
+  return !text.empty();
+}
+
 // The last line of a file that ends with a whole one; "" for an empty file.
 Result<std::string> last_line(int fd, off_t size) {
   const auto want = static_cast<std::size_t>(std::min<off_t>(size, kLongestLine));
@@ -479,7 +489,7 @@ Result<AuditChain> verify_audit(const std::vector<std::filesystem::path>& files)
     std::ifstream stream(file, std::ios::binary);
     if (!stream) return fail_errno(errno, "open the audit log " + file.string());
     std::string text;
-    for (std::uint64_t number = 1; std::getline(stream, text); ++number) {
+    for (std::uint64_t number = 1; next_line(stream, text); ++number) {
       const auto broken = [&](const std::string& why) {
         return fail(ErrorCode::kCorrupt, "{}:{}: {}", file.string(), number, why);
       };
@@ -499,6 +509,10 @@ Result<AuditChain> verify_audit(const std::vector<std::filesystem::path>& files)
       chain.lost += line->lost;
       chain.hash = sha256_hex(text);
       ++chain.lines;
+    }
+    if (stream.bad()) {
+      return fail(ErrorCode::kInvalid, "the audit log {} cannot be read: name a file",
+                  file.string());
     }
   }
   return chain;

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/tls.h"
 #include "src/base/log.h"
-#include "src/base/unique_fd.h"
+#include "src/base/settings_file.h"
 #include "src/crypto/hmac.h"
 
 namespace rekindle::rpc {
@@ -55,49 +53,31 @@ std::vector<crypto::Secret> lines_of(std::string_view text) {
 
 }  // namespace
 
-Result<void> check_private_file(int fd, const std::string& what) {
-  struct stat info {};
-  if (::fstat(fd, &info) != 0) return fail_errno(errno, "stat " + what);
-  if (!S_ISREG(info.st_mode)) {
-    return fail(ErrorCode::kInvalid, "the {} is not a regular file", what);
-  }
-  // Its owner can change it.
-  if (info.st_uid != 0 && info.st_uid != ::geteuid()) {
-    return fail(ErrorCode::kDenied,
-                "the {} belongs to another user (uid {}); run: chown {} on it, as root", what,
-                info.st_uid, ::geteuid());
-  }
-  // Only root can give a file of root to a group. systemd and Kubernetes hand secrets over like
-  // that.
-  const mode_t forbidden = info.st_uid == 0 ? 037 : 077;
-  if ((info.st_mode & forbidden) == 0) return {};
-  return fail(ErrorCode::kDenied, "the {} is open to other users (mode {:o}); run: chmod 600 on it",
-              what, info.st_mode & 07777);
-}
-
 Result<crypto::SecretBytes> read_undumped(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) return fail_errno(errno, "open " + path);
+  TRY(const UniqueFd fd, open_settings_file(path));
   return read_small_file(fd, "file " + path, kMaxKeyBytes);
 }
 
 Result<crypto::SecretBytes> read_private_key(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) return fail_errno(errno, "open " + path);
+  TRY(const UniqueFd fd, open_settings_file(path));
   TRY_VOID(check_private_file(fd.get(), "key file " + path));
   return read_small_file(fd, "key file " + path, kMaxKeyBytes);
 }
 
 Result<std::vector<crypto::Secret>> read_secrets(const std::string& path) {
   if (path.empty()) return std::vector<crypto::Secret>();
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) return fail_errno(errno, fmt::format("open the secret file {}", path));
+  TRY(const UniqueFd fd, open_settings_file(path));
   TRY_VOID(check_private_file(fd.get(), "secret file " + path));
   TRY(const crypto::SecretBytes text, read_small_file(fd, "secret file " + path, kMaxSecretBytes));
   auto secrets = lines_of({text.data(), text.size()});
   if (secrets.empty()) secrets.emplace_back();
   for (const crypto::Secret& secret : secrets) {
-    const std::size_t bytes = secret.reveal().size();
+    const std::string_view bytes_of = secret.reveal();
+    const std::size_t bytes = bytes_of.size();
+    if (bytes_of.find('\0') != std::string_view::npos) {
+      return fail(ErrorCode::kInvalid, "a secret in {} has a byte of value 0: it is not text",
+                  path);
+    }
     if (bytes >= kMinSecretBytes) continue;
     return fail(ErrorCode::kInvalid,
                 "a secret in {} has {} bytes, it needs at least {}; make one with: "
@@ -108,6 +88,9 @@ Result<std::vector<crypto::Secret>> read_secrets(const std::string& path) {
     return fail(ErrorCode::kInvalid,
                 "the secret file {} has {} lines; each is a secret, and {} are accepted at a time",
                 path, secrets.size(), kMostSecrets);
+  }
+  if (secrets.size() == 2 && secrets.front().reveal() == secrets.back().reveal()) {
+    return fail(ErrorCode::kInvalid, "both lines of {} are the same secret; leave one out", path);
   }
   return secrets;
 }

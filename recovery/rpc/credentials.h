@@ -41,8 +41,6 @@ Result<crypto::Secret> read_secret(const std::string& path);
 Result<crypto::SecretBytes> read_undumped(const std::string& path);
 // The same of a file that others may not read.
 Result<crypto::SecretBytes> read_private_key(const std::string& path);
-// kDenied: others may read the open file. `what` names it.
-Result<void> check_private_file(int fd, const std::string& what);
 
 // A cluster secret as the pre-shared key of TLS.
 struct SharedKey {

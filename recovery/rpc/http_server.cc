@@ -1,5 +1,6 @@
 #include "recovery/rpc/http_server.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -73,22 +74,46 @@ Response make_response(const Request& request, HttpAnswer answer) {
 
 }  // namespace
 
-// One connection in the count of its host.
-class HttpServer::Place {
+// One connection in the order of the last moves, and in the count of its host.
+class HttpServer::Connection {
  public:
-  Place(std::map<std::string, std::size_t>& of_host, std::string host)
-      : of_host_(of_host), host_(std::move(host)) {
-    ++of_host_[host_];
+  Connection(HttpServer& server, asio::ip::tcp::socket socket, std::string peer)
+      : stream(std::move(socket)),
+        peer_address(std::move(peer)),
+        host(host_of_address(peer_address)),
+        server_(server),
+        place_(server.connections_.insert(server.connections_.end(), this)) {
+    ++server_.of_host_[host];
   }
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
-  ~Place() {
-    if (--of_host_[host_] == 0) of_host_.erase(host_);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection() { leave(); }
+
+  // Its client has sent or taken something whole.
+  void moved() {
+    if (counts_)
+      server_.connections_.splice(server_.connections_.end(), server_.connections_, place_);
+  }
+  // Its operation ends with an error soon.
+  void push_out() {
+    leave();
+    stream.close();
   }
 
+  beast::tcp_stream stream;
+  const std::string peer_address;
+  const std::string host;
+
  private:
-  std::map<std::string, std::size_t>& of_host_;
-  const std::string host_;
+  void leave() {
+    if (!std::exchange(counts_, false)) return;
+    server_.connections_.erase(place_);
+    if (--server_.of_host_[host] == 0) server_.of_host_.erase(host);
+  }
+
+  HttpServer& server_;
+  std::list<Connection*>::iterator place_;
+  bool counts_ = true;
 };
 
 Result<std::unique_ptr<HttpServer>> HttpServer::listen(asio::any_io_executor executor,
@@ -125,15 +150,15 @@ async::Task<void> HttpServer::close(std::chrono::milliseconds deadline) {
 }
 
 void HttpServer::accept(Socket socket, const std::string& peer_address) {
-  // Whoever is not accepted is closed at once.
-  if (tasks_.size() >= options_.max_connections) return;
   boost::system::error_code error;
   const auto local = socket.local_endpoint(error);
   if (error) return;
   const std::string host = host_of_address(peer_address);
   const bool is_local = host.starts_with("127.") || host == "::1";
   const auto found = of_host_.find(host);
+  // Whoever is not accepted is closed at once.
   if (!is_local && found != of_host_.end() && found->second >= options_.max_connections / 4) return;
+  if (connections_.size() >= options_.max_connections) push_out_one();
   asio::ip::tcp::socket tcp(executor_);
   const auto protocol =
       local.protocol().family() == AF_INET6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4();
@@ -144,8 +169,14 @@ void HttpServer::accept(Socket socket, const std::string& peer_address) {
     ::close(fd);
     return;
   }
-  auto place = std::make_unique<Place>(of_host_, host);
-  tasks_.spawn("http", serve(std::move(tcp), peer_address, std::move(place)));
+  tasks_.spawn("http", serve(std::make_unique<Connection>(*this, std::move(tcp), peer_address)));
+}
+
+void HttpServer::push_out_one() {
+  const auto fewer = [](const auto& a, const auto& b) { return a.second < b.second; };
+  const std::string& host = std::ranges::max_element(of_host_, fewer)->first;
+  const auto last = std::ranges::find(connections_, host, &Connection::host);
+  if (last != connections_.end()) (*last)->push_out();
 }
 
 void HttpServer::note_refusal(const std::string& peer_address, const std::string& why) {
@@ -158,9 +189,8 @@ void HttpServer::note_refusal(const std::string& peer_address, const std::string
 // One connection, and what its client has proven.
 struct HttpServer::Conversation {
   HttpServer& server;
-  beast::tcp_stream& timed;
+  Connection& connection;
   Buffer& buffer;
-  std::string peer_address;
   bool is_encrypted = false;
   // Of its certificate. Empty: it has given none that is valid.
   std::vector<std::string> principals = {};
@@ -181,7 +211,7 @@ struct HttpServer::Conversation {
     const HttpAccess& access = server.options_.access;
     if (access.is_open) return std::nullopt;
     const auto refusal = [this](int status, const std::string& why) {
-      server.note_refusal(peer_address, why);
+      server.note_refusal(connection.peer_address, why);
       const auto replace = nlohmann::json::error_handler_t::replace;
       return HttpAnswer{status,
                         nlohmann::json{{"error", why}}.dump(-1, ' ', false, replace) + "\n"};
@@ -220,19 +250,21 @@ struct HttpServer::Conversation {
       RequestParser parser;
       parser.header_limit(kMaxHeaderBytes);
       // The time of the first request runs since the connection was accepted.
-      if (i > 0) timed.expires_after(server.options_.request_deadline);
+      if (i > 0) connection.stream.expires_after(server.options_.request_deadline);
       co_await http::async_read(stream, buffer, parser, stopped());
       if (error) co_return;
+      connection.moved();
       const Request& request = parser.get();
       Response response = make_response(request, answer(request));
       http::response_serializer<http::string_body> serializer(response);
       serializer.split(request.method() == http::verb::head);
-      timed.expires_after(server.options_.request_deadline);
+      connection.stream.expires_after(server.options_.request_deadline);
       if (request.method() == http::verb::head) {
         co_await http::async_write_header(stream, serializer, stopped());
       } else {
         co_await http::async_write(stream, serializer, stopped());
       }
+      connection.moved();
       if (error || !request.keep_alive() || steady_now() >= ends) co_return;
     }
   }
@@ -241,15 +273,15 @@ struct HttpServer::Conversation {
     const auto session =
         TlsSession::create(server.options_.access.credentials->context(), Side::kServer, "");
     if (!session) {
-      server.note_refusal(peer_address, session.error().message());
+      server.note_refusal(connection.peer_address, session.error().message());
       co_return;
     }
-    asio::ssl::stream<beast::tcp_stream&> stream(timed, (*session)->share());
+    asio::ssl::stream<beast::tcp_stream&> stream(connection.stream, (*session)->share());
     boost::system::error_code error;
     co_await stream.async_handshake(asio::ssl::stream_base::server, buffer.cdata(),
                                     asio::redirect_error(asio::use_awaitable, error));
     if (error) {
-      server.note_refusal(peer_address, "TLS handshake: " + error.message());
+      server.note_refusal(connection.peer_address, "TLS handshake: " + error.message());
       co_return;
     }
     buffer.consume(buffer.size());
@@ -266,9 +298,8 @@ struct HttpServer::Conversation {
   }
 };
 
-async::Task<void> HttpServer::serve(asio::ip::tcp::socket socket, std::string peer_address,
-                                    [[maybe_unused]] std::unique_ptr<Place> place) {
-  beast::tcp_stream stream(std::move(socket));
+async::Task<void> HttpServer::serve(std::unique_ptr<Connection> connection) {
+  beast::tcp_stream& stream = connection->stream;
   Buffer buffer(kMaxRequestBytes);
   stream.expires_after(options_.request_deadline);
   boost::system::error_code error;
@@ -276,7 +307,7 @@ async::Task<void> HttpServer::serve(asio::ip::tcp::socket socket, std::string pe
       buffer.prepare(kFirstBytes), asio::redirect_error(asio::use_awaitable, error));
   if (error) co_return;
   buffer.commit(size);
-  Conversation conversation{*this, stream, buffer, std::move(peer_address)};
+  Conversation conversation{*this, *connection, buffer};
   const bool is_tls = *static_cast<const char*>(buffer.cdata().data()) == kTlsFirstByte;
   auto running = is_tls && options_.access.credentials != nullptr ? conversation.run_tls()
                                                                   : conversation.run(stream);

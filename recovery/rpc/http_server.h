@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
@@ -47,9 +48,10 @@ struct HttpOptions {
 };
 
 // An HTTP server for routers, probes, scrapers and browsers: GET and HEAD of what `answer` knows. A
-// connection may send many requests. An idle or slow one is closed. One host has a quarter of the
-// connections. Everybody may ask for /healthz, which tells that the process answers. Control thread
-// only.
+// connection may send many requests. An idle or slow one is closed. Another host has at most a
+// quarter of the connections. A new connection that finds all of them in use takes the place of the
+// longest unmoved one of the host that has the most. Everybody may ask for /healthz, which tells
+// that the process answers. Control thread only.
 class HttpServer {
  public:
   using Answer = std::function<HttpAnswer(const HttpRequest&)>;
@@ -66,10 +68,10 @@ class HttpServer {
  private:
   HttpServer(boost::asio::any_io_executor executor, Answer answer, HttpOptions options);
   struct Conversation;
-  class Place;
+  class Connection;
   void accept(Socket socket, const std::string& peer_address);
-  async::Task<void> serve(boost::asio::ip::tcp::socket socket, std::string peer_address,
-                          std::unique_ptr<Place> place);
+  void push_out_one();
+  async::Task<void> serve(std::unique_ptr<Connection> connection);
   void note_refusal(const std::string& peer_address, const std::string& why);
 
   const boost::asio::any_io_executor executor_;
@@ -77,7 +79,8 @@ class HttpServer {
   const HttpOptions options_;
   std::string address_;
   std::shared_ptr<Listener> listener_;
-  // Connections of each host.
+  // Of those that nobody has pushed out, the longest unmoved first.
+  std::list<Connection*> connections_;
   std::map<std::string, std::size_t> of_host_;
   TimePoint next_refusal_log_{};
   async::TaskGroup tasks_;

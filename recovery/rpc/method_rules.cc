@@ -37,7 +37,7 @@ constexpr bool kAudited = true;
 
 constexpr std::array kRules = {
     // Members.
-    MethodRule{proto::COORDINATOR_REGISTER, kAgent, Verb::kMember, kAudited},
+    MethodRule{proto::COORDINATOR_REGISTER, kAgent, Verb::kMember},
     MethodRule{proto::COORDINATOR_HEARTBEAT, kAgent},
     MethodRule{proto::COORDINATOR_ANNOUNCE, kAgent},
     MethodRule{proto::COORDINATOR_REPORT_RANK, kAgent, Verb::kRead},

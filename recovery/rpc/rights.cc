@@ -1,9 +1,6 @@
 #include "recovery/rpc/rights.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <sstream>
 #include <utility>
 
@@ -15,6 +12,7 @@
 #include "recovery/rpc/handshake.h"
 #include "recovery/rpc/methods.h"
 #include "src/base/glob.h"
+#include "src/base/settings_file.h"
 #include "src/base/strict_json.h"
 #include "src/base/text.h"
 
@@ -136,18 +134,9 @@ Result<Rights> Rights::parse(const std::string& json, const std::string& place) 
 }
 
 Result<Rights> Rights::read(const std::filesystem::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream) {
-    return fail(ErrorCode::kInvalid, "rights file {}: {}", file.string(), std::strerror(errno));
-  }
-  std::string text(kMaxRightsBytes + 1, '\0');
-  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(stream.gcount()));
-  if (text.size() > kMaxRightsBytes) {
-    return fail(ErrorCode::kInvalid, "rights file {}: it has more than {} bytes", file.string(),
-                kMaxRightsBytes);
-  }
-  return parse(text, "rights file " + file.string());
+  auto text = read_trusted_file(file, kMaxRightsBytes);
+  if (!text) return fail(std::move(text).error().with_context("rights file"));
+  return parse(*text, "rights file " + file.string());
 }
 
 Result<std::string> Rights::allow(std::span<const std::string> principals, Verb verb,

@@ -393,8 +393,7 @@ void ServerConnection::tell_guard(proto::Method method, const CallObject& object
 
 bool ServerConnection::settles(proto::Method method) const {
   const MethodRule* const rule = rule_of(method);
-  return shared_->guard != nullptr && rule != nullptr && rule->audited &&
-         rule->verb != Verb::kMember;
+  return shared_->guard != nullptr && rule != nullptr && rule->audited;
 }
 
 Result<void> ServerConnection::check_budget(const proto::Request& request) {

@@ -16,7 +16,7 @@
 
 #include "recovery/rpc/address.h"
 #include "recovery/rpc/method_rules.h"
-#include "src/base/unique_fd.h"
+#include "src/base/settings_file.h"
 
 namespace rekindle::rpc {
 
@@ -33,6 +33,7 @@ constexpr std::size_t kChannelBytes = 32;
 constexpr std::string_view kSpiffe = "spiffe://";
 // Our answers to changes of keys wait for the next frame.
 constexpr std::size_t kMostAnswerBytes = 4096;
+constexpr std::size_t kMaxListBytes = std::size_t{16} << 20;
 
 struct FreeOpenSsl {
   void operator()(X509* certificate) const { X509_free(certificate); }
@@ -149,7 +150,10 @@ std::string describe_problem(X509_STORE_CTX* check) {
 Result<void> use_revocations(SSL_CTX* context, const std::string& path) {
   if (path.empty()) return {};
   X509_STORE* store = SSL_CTX_get_cert_store(context);
-  const std::unique_ptr<BIO, FreeOpenSsl> file(BIO_new_file(path.c_str(), "r"));
+  auto text = read_trusted_file(path, kMaxListBytes);
+  if (!text) return fail(std::move(text).error().with_context("--tls-crl"));
+  const std::unique_ptr<BIO, FreeOpenSsl> file(
+      BIO_new_mem_buf(text->data(), static_cast<int>(text->size())));
   if (file == nullptr) return bad_file("--tls-crl", path, "cannot be read");
   int lists = 0;
   for (;; ++lists) {
@@ -188,6 +192,9 @@ Result<void> use_certificate(SSL_CTX* context, const CredentialOptions& options)
     return fail(ErrorCode::kInvalid,
                 "--tls-key {}: is not the unencrypted key, in PEM, of --tls-cert ({})",
                 options.key_file, error.message());
+  }
+  if (auto trusted = check_trusted_file(options.authority_file); !trusted) {
+    return fail(std::move(trusted).error().with_context("--tls-ca"));
   }
   if (SSL_CTX_load_verify_file(context, options.authority_file.c_str()) != 1) {
     return bad_file("--tls-ca", options.authority_file, "has no certificates in PEM");

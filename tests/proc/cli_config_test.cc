@@ -2,6 +2,9 @@
 #include <fstream>
 #include <map>
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -149,6 +152,44 @@ TEST_F(CliConfig, FilesOfSecurityMustHaveAName) {
       EXPECT_THAT(done.err, HasSubstr(refused(name)));
     }
   }
+  Spawn spawn = rekindle_spawn({"coordinator"});
+  spawn.env = {{"REKINDLE_COORDINATOR_RIGHTS", ""}};
+  const Finished done = run(std::move(spawn));
+  EXPECT_EQ(done.exit.code, 2);
+  EXPECT_THAT(done.err, HasSubstr("REKINDLE_COORDINATOR_RIGHTS: " + refused("rights")));
+}
+
+// It would wait for somebody who writes to the FIFO.
+TEST_F(CliConfig, AFifoIsNoFileOfSettings) {
+  const std::string fifo = dir_ / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const std::vector<std::vector<std::string>> starts{
+      {"coordinator", "--config", fifo},
+      {"coordinator", "--rights", fifo},
+      {"coordinator", "--trust-publisher", fifo},
+      {"agent", "--topology", fifo},
+  };
+  for (const auto& words : starts) {
+    const Finished done = rekindle(words);
+    EXPECT_EQ(done.exit.code, 2) << words[1];
+    EXPECT_THAT(done.err, HasSubstr(fifo + " is not a regular file")) << words[1];
+  }
+}
+
+TEST_F(CliConfig, WhatSaysWhoIsTrustedBelongsToUsAndNobodyElseWritesIt) {
+  const std::string file = dir_ / "rights.json";
+  write_file(file, R"({"rights": []})");
+  ASSERT_EQ(::chmod(file.c_str(), 0646), 0);
+  for (const char* option : {"--rights", "--trust-publisher"}) {
+    const Finished done = rekindle({"coordinator", option, file});
+    EXPECT_EQ(done.exit.code, 7) << option;
+    EXPECT_THAT(done.err, HasSubstr("every user can change the file " + file + " (mode 646)"));
+  }
+  if (::geteuid() != 0) GTEST_SKIP() << "only root gives a file to another user";
+  ASSERT_EQ(::chmod(file.c_str(), 0644), 0);
+  ASSERT_EQ(::chown(file.c_str(), 12345, 12345), 0);
+  EXPECT_THAT(rekindle({"coordinator", "--rights", file}).err,
+              HasSubstr("belongs to another user (uid 12345)"));
 }
 
 TEST_F(CliConfig, TheKeyOfTheStateIsForEtcd) {

@@ -111,6 +111,12 @@ TEST_F(Audit, TheChainGoesOnInTheNextFileAfterARotation) {
   EXPECT_FALSE(verify_audit({file_, old}));
 }
 
+TEST_F(Audit, ADirectoryAndAnEndlessLineAreNoLogs) {
+  EXPECT_THAT(verify_audit({temp_.path()}).error().message(), HasSubstr("name a file"));
+  EXPECT_THAT(verify_audit({"/dev/zero"}).error().message(),
+              HasSubstr("/dev/zero:1: it is no line of an audit log"));
+}
+
 TEST_F(Audit, HalfALineOfADeadProcessIsDropped) {
   write_three();
   std::ofstream(file_, std::ios::app) << "{\"time\":\"2026";

@@ -73,6 +73,26 @@ TEST(CoordinatorMembership, Row33TheLiveHolderKeepsItsNodeId) {
   EXPECT_FALSE(world.enroll(second));
 }
 
+TEST(CoordinatorMembership, TheOwnerOfANodeIdHasItBackFromASharedCertificate) {
+  CoreWorld world;
+  NodeInfo shared = world.node("a");
+  shared.party = "host 10.0.0.66";
+  NodeInfo owner = world.node("a");
+  owner.party = "spiffe://example.org/rekindle/agent/a";
+  owner.owns_node_id = true;
+  ASSERT_TRUE(world.enroll(shared));
+  ASSERT_TRUE(world.announce(shared, {CoreWorld::holding(kV1)}));
+  ASSERT_TRUE(world.enroll(owner));
+  EXPECT_THAT(world.core->fleet().members.all().at("a").holdings.all(), IsEmpty());
+  EXPECT_EQ(world.core->heartbeat("a", shared.incarnation, {.epoch = 0}, world.now).error().code(),
+            ErrorCode::kStale);
+  EXPECT_EQ(world.enroll(shared).error().code(), ErrorCode::kDenied);
+  NodeInfo second = world.node("a");
+  second.party = owner.party;
+  second.owns_node_id = true;
+  EXPECT_EQ(world.enroll(second).error().code(), ErrorCode::kDenied) << "it is in use";
+}
+
 TEST(CoordinatorMembership, Row30AClosedConnectionOrDeathFreesTheNodeId) {
   CoreWorld world;
   const NodeInfo first = world.holder("a", kV1);

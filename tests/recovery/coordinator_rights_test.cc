@@ -1,6 +1,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include <gmock/gmock.h>
 
@@ -206,11 +207,11 @@ class ChangedRights : public CoordinatorRights {
   }
   std::filesystem::path audit() const { return temp_ / "audit.jsonl"; }
   Result<proto::HeartbeatResponse> heartbeat(const Agent& by, const std::string& event = "",
-                                             const std::string& model = "") {
+                                             const std::string& model = "", int count = 1) {
     proto::HeartbeatRequest beat;
     beat.set_node_id(by.identity.node_id);
     beat.set_incarnation(by.identity.incarnation.to_bytes());
-    if (!event.empty()) {
+    for (int i = 0; i < count && !event.empty(); ++i) {
       auto& told = *beat.add_events();
       told.set_number(++events_);
       told.set_kind(event);
@@ -325,6 +326,30 @@ TEST_F(ChangedRights, AMemberTellsNeitherEventsOfTheCoordinatorNorOfOtherModels)
   EXPECT_THAT(told, ::testing::ElementsAre("attach", "committed"));
 }
 
+TEST_F(ChangedRights, AMemberThatTellsTooManyEventsIsNotHeardForAWhile) {
+  start_audited(kAll);
+  Agent evil = agent("evil");
+  Agent other = agent("other");
+  ASSERT_TRUE(enroll(evil));
+  ASSERT_TRUE(enroll(other));
+  constexpr int kTold = 50 * 64;
+  for (int i = 0; i < 50; ++i) ASSERT_TRUE(heartbeat(evil, "attach", "open", 64));
+  ASSERT_TRUE(heartbeat(other, "loaded", "open"));
+  proto::ClusterStatusRequest ask;
+  ask.mutable_events();
+  std::map<std::string, int> seen_of;
+  while (true) {
+    const auto seen = loop_.run(rpc::call<proto::COORDINATOR_STATUS>(other.client, ask, 5s));
+    ASSERT_TRUE(seen) << seen.error().message();
+    if (seen->events().events().empty()) break;
+    for (const auto& event : seen->events().events()) ++seen_of[event.kind()];
+    ask.mutable_events()->set_after(seen->events().events().rbegin()->number());
+  }
+  EXPECT_GE(seen_of["attach"], 1024);
+  EXPECT_LT(seen_of["attach"], kTold);
+  EXPECT_EQ(seen_of["loaded"], 1);
+}
+
 TEST_F(ChangedRights, AVersionThatAnAnnouncementMakesKnownIsInTheAuditLog) {
   start_audited(kAll);
   Agent a = agent("a");
@@ -334,6 +359,15 @@ TEST_F(ChangedRights, AVersionThatAnAnnouncementMakesKnownIsInTheAuditLog) {
   const auto lines = lines_about(audit(), "\"act\":\"announce\"");
   ASSERT_EQ(lines.size(), 1u) << "the second one makes nothing known";
   EXPECT_THAT(lines[0], AllOf(HasSubstr("qwen3@41"), HasSubstr("\"node\":\"a\"")));
+}
+
+TEST_F(ChangedRights, AMemberThatRegistersAgainAndAgainHasOneLineInTheAuditLog) {
+  start_audited(kAll);
+  const Agent a = agent("a");
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(enroll(a));
+  const auto lines = lines_about(audit(), "\"act\":\"register\"");
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], AllOf(HasSubstr("\"object\":\"a\""), HasSubstr("\"result\":\"ok\"")));
 }
 
 // Pullers would go there.

@@ -8,6 +8,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/read.hpp>
+#include <boost/asio/read_until.hpp>
 #include <boost/asio/ssl/context.hpp>
 #include <boost/asio/ssl/stream.hpp>
 #include <boost/asio/write.hpp>
@@ -21,6 +22,7 @@ namespace rekindle::rpc {
 namespace {
 
 using namespace std::chrono_literals;
+using namespace std::string_view_literals;
 using boost::asio::ip::tcp;
 
 using ::testing::AllOf;
@@ -150,6 +152,25 @@ TEST_F(HttpServerTest, WhoSaysNothingIsClosedAndKeepsNobodyOut) {
   std::string answer;
   for (int i = 0; i < 1000 && answer.empty(); ++i) answer = ask(get("/ready/i"));
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 "));
+}
+
+TEST_F(HttpServerTest, ANewClientTakesThePlaceOfTheOneThatHasBeenSilentTheLongest) {
+  restart({.max_connections = 4, .request_deadline = 60s});
+  const auto ask_on = [](tcp::socket& socket) {
+    boost::asio::write(socket, boost::asio::buffer("GET /ready/i HTTP/1.1\r\nHost: x\r\n\r\n"sv));
+    std::string text;
+    boost::system::error_code ended;
+    boost::asio::read_until(socket, boost::asio::dynamic_buffer(text), "true}\n", ended);
+    return text;
+  };
+  std::vector<tcp::socket> silent;
+  for (int i = 0; i < 4; ++i) silent.push_back(connect());
+  EXPECT_THAT(ask_on(silent[0]), StartsWith("HTTP/1.1 200 "));
+  EXPECT_THAT(ask(get("/ready/i")), StartsWith("HTTP/1.1 200 "));
+  EXPECT_EQ(read_all(silent[1]), "");
+  for (const std::size_t kept : {0, 2, 3}) {
+    EXPECT_THAT(ask_on(silent[kept]), StartsWith("HTTP/1.1 200 ")) << kept;
+  }
 }
 
 // A server beyond loopback: its address is loopback here, so a test says that it is not open.

@@ -123,6 +123,13 @@ TEST_F(SecretFile, EachLineIsASecretAndTwoAreAcceptedAtATime) {
   EXPECT_EQ(read_secrets(path_).error().code(), ErrorCode::kInvalid);
 }
 
+TEST_F(SecretFile, EqualLinesAndWhatIsNoTextAreRefused) {
+  write("0123456789abcdef\n0123456789abcdef\n");
+  EXPECT_NE(read_secrets(path_).error().message().find("the same secret"), std::string::npos);
+  write(std::string("0123456789\0abcdefgh", 19));
+  EXPECT_NE(read_secrets(path_).error().message().find("not text"), std::string::npos);
+}
+
 TEST_F(SecretFile, OneThatOthersCanReadIsRefused) {
   write("0123456789abcdef");
   ::chmod(path_.c_str(), 0644);

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "src/base/log.h"
+#include "src/base/settings_file.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/command_line.h"
 #include "tools/cli/output.h"
@@ -23,9 +24,10 @@ namespace {
 class SettingsFile {
  public:
   static Result<SettingsFile> read(const std::string& path) {
+    constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
     SettingsFile file;
     file.path_ = path;
-    auto text = read_text_file(path);
+    auto text = read_settings_file(path, kMaxBytes);
     if (!text) return fail(std::move(text).error().with_context("configuration file"));
     file.text_ = std::move(*text);
     try {
@@ -170,7 +172,9 @@ class Reading {
     for_each_option([&](CLI::Option& option, const std::string& section, const std::string& name) {
       const std::string variable = variable_of(section, name);
       const char* value = std::getenv(variable.c_str());
-      if (has_value(option) || value == nullptr || *value == 0) return;
+      if (has_value(option) || value == nullptr) return;
+      // An empty name of a file that protects something is an error, also from here.
+      if (*value == 0 && option.get_type_name() != "FILE") return;
       if (const std::string wrong = set(option, {value}); !wrong.empty()) {
         problems.add(variable, Error(ErrorCode::kInvalid, wrong));
       }

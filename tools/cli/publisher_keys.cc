@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "recovery/rpc/credentials.h"
-#include "src/base/unique_fd.h"
+#include "src/base/settings_file.h"
 #include "tools/cli/arguments.h"
 #include "tools/cli/cli_session.h"
 #include "tools/cli/output.h"
@@ -18,7 +18,8 @@ namespace {
 constexpr std::string_view kEndOfKey = "-----END PUBLIC KEY-----";
 
 Result<std::vector<std::string>> read_public_keys(const std::string& path) {
-  TRY(const std::string text, read_text_file(path));
+  constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
+  TRY(const std::string text, read_trusted_file(path, kMaxBytes));
   std::vector<std::string> keys;
   std::size_t begin = 0;
   while (true) {

@@ -98,7 +98,7 @@ Durably<Registered> Core::enroll(const NodeInfo& info, const std::string& failur
   auto is_new = fleet_.members.enroll(info, failure_domain, connection, now);
   if (!is_new) return {fail(std::move(is_new).error())};
   permits_.registered(info.incarnation);
-  return {Registered{epoch}};
+  return {Registered{epoch, *is_new}};
 }
 
 void Core::disconnected(const std::string& node_id, const Incarnation& incarnation,

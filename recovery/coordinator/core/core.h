@@ -22,6 +22,8 @@ namespace rekindle::coordinator {
 
 struct Registered {
   std::uint64_t epoch = 0;
+  // The process was no member before.
+  bool is_new = true;
 };
 // The contents of an agent's heartbeat.
 struct Heartbeat {

@@ -86,6 +86,8 @@ std::string Member::domain() const {
 
 Result<void> Membership::check_owner(const Member& holder, const NodeInfo& info) {
   if (holder.is_dead()) return {};
+  // A process with the certificate that a fleet shares may have come while the owner was away.
+  if (info.owns_node_id && !holder.info.owns_node_id) return {};
   const bool same_party = holder.info.party == info.party;
   if (!holder.connection.empty()) {
     if (same_party && holder.info.incarnation == info.incarnation) return {};

@@ -87,6 +87,8 @@ struct NodeInfo {
   // certified name, or the host of a process that shares a secret with all others.
   std::vector<std::string> principals = {};
   std::string party = {};
+  // Its certificate is for this node id alone.
+  bool owns_node_id = false;
 
   // Processes of a trusted network without names answer for themselves.
   std::string responsible() const { return party.empty() ? "process " + incarnation.hex() : party; }

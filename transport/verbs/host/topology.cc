@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/base/result.h"
+#include "src/base/settings_file.h"
 #include "transport/verbs/host/sysfs.h"
 
 namespace rekindle::transport::verbs {
@@ -292,16 +293,9 @@ Result<Topology> Topology::open(const std::filesystem::path& sysfs,
   constexpr std::size_t kMaxBytes = 1 << 20;
   Topology topology = read(sysfs);
   if (file.empty()) return topology;
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream) return fail_errno(errno, fmt::format("topology file {}", file.string()));
-  std::string text(kMaxBytes + 1, '\0');
-  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(stream.gcount()));
-  if (stream.bad() || text.size() > kMaxBytes) {
-    return fail(ErrorCode::kInvalid, "topology file {}: cannot be read, or larger than 1 MiB",
-                file.string());
-  }
-  TRY_VOID(topology.apply(text, fmt::format("topology file {}", file.string())));
+  auto text = read_settings_file(file, kMaxBytes);
+  if (!text) return fail(std::move(text).error().with_context("topology file"));
+  TRY_VOID(topology.apply(*text, fmt::format("topology file {}", file.string())));
   return topology;
 }
 
