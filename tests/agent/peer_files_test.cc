@@ -162,7 +162,7 @@ TEST_F(PeerFilesTest, B4APullWhoseOwnConfigIsCutOffAsksItsPeers) {
   ASSERT_TRUE(plan) << plan.error().message();
 }
 
-TEST_F(PeerFilesTest, AConnectionGetsMetadataOnlyForItsGrant) {
+TEST_F(PeerFilesTest, S5AConnectionGetsMetadataOnlyForItsGrant) {
   served_.add(source_);
   const auto client = connect(puller_);
   ASSERT_TRUE(client) << client.error().message();

@@ -132,7 +132,7 @@ TEST_F(PeerSessionsTest, ASessionIsOpenedAgainstAGrantAndEndsOnce) {
   EXPECT_EQ(sessions_->count(), 0u);
 }
 
-TEST_F(PeerSessionsTest, AGrantOfAnotherPullerIsDenied) {
+TEST_F(PeerSessionsTest, S5AGrantOfAnotherPullerIsDenied) {
   auto stolen = request();
   stolen.mutable_grant()->set_puller_incarnation(Incarnation::random().to_bytes());
   rpc::sign_grant(*stolen.mutable_grant(), self_);
@@ -215,7 +215,7 @@ TEST_F(PeerSessionsTest, ASessionEndsWithItsConnectionAndDrainWaitsForItsReads) 
   EXPECT_EQ(server_.dropped, std::vector{*token});
 }
 
-TEST_F(PeerSessionsTest, ASessionEndsWithItsGrant) {
+TEST_F(PeerSessionsTest, S13ASessionEndsWithItsGrant) {
   in_contact();
   const auto token = open(request_until(50ms));
   ASSERT_TRUE(token) << token.error().message();

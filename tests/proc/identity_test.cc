@@ -32,7 +32,7 @@ Finished call(std::vector<std::string> words, const std::vector<std::string>& mo
   return run(std::move(words));
 }
 
-TEST(Identity, ADaemonThatOthersReachNeedsOneOrTheWordThatItDoesNot) {
+TEST(Identity, S16ADaemonThatOthersReachNeedsOneOrTheWordThatItDoesNot) {
   const TempDir dir{true};
   for (const std::vector<std::string>& daemon :
        {std::vector<std::string>{"agent", "--listen", "0.0.0.0:0", "--store", dir / "store"},
@@ -48,7 +48,7 @@ TEST(Identity, ADaemonThatOthersReachNeedsOneOrTheWordThatItDoesNot) {
   EXPECT_NE(trusting.value_after("coordinator listening on "), "") << trusting.err();
 }
 
-TEST(Identity, AFleetRotatesItsSecretBySighupWithoutARefusal) {
+TEST(Identity, S17AFleetRotatesItsSecretBySighupWithoutARefusal) {
   const TestDirectory files;
   const auto write = [&](const std::string& text) { return files.write("secret", text); };
   const std::string secret = write(kOldSecret);

@@ -85,7 +85,7 @@ class RdmaKeys : public ::testing::TestWithParam<Serving> {
   RegionKey theirs_;
 };
 
-TEST_P(RdmaKeys, TheKeyOfOnePullerOpensNothingForAnother) {
+TEST_P(RdmaKeys, S15TheKeyOfOnePullerOpensNothingForAnother) {
   Link victim;
   Link thief;
   ASSERT_NO_FATAL_FAILURE(open(theirs_, victim));
@@ -96,7 +96,7 @@ TEST_P(RdmaKeys, TheKeyOfOnePullerOpensNothingForAnother) {
   expect_reads(victim, their_model_);
 }
 
-TEST_P(RdmaKeys, AKeyOpensNoMemoryOfAnotherModel) {
+TEST_P(RdmaKeys, S15AKeyOpensNoMemoryOfAnotherModel) {
   Link victim;
   ASSERT_NO_FATAL_FAILURE(open(theirs_, victim));
   const std::uint64_t places[] = {victim.address,

@@ -109,7 +109,7 @@ TEST(CoordinatorMembership, Row30AClosedConnectionOrDeathFreesTheNodeId) {
   EXPECT_TRUE(world.enroll(third)) << "the second is dead";
 }
 
-TEST(CoordinatorMembership, AStolenIncarnationFromAnotherHostTakesNoNodeOver) {
+TEST(CoordinatorMembership, S3AStolenIncarnationFromAnotherHostTakesNoNodeOver) {
   CoreWorld world;
   NodeInfo a = world.node("a");
   a.party = "host 10.0.0.3";

@@ -422,7 +422,7 @@ TEST(CoordinatorQuarantine, AnUnknownModelIsStillNotFound) {
 }
 
 // A client has read the ids of the holders in the status.
-TEST(CoordinatorQuarantine, EightInventedPullsHarmNoHonestHolder) {
+TEST(CoordinatorQuarantine, S6EightInventedPullsHarmNoHonestHolder) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);
   const NodeInfo b = world.holder("b", kV1);
@@ -458,7 +458,7 @@ TEST(CoordinatorQuarantine, EightInventedPullsHarmNoHonestHolder) {
   }
 }
 
-TEST(CoordinatorQuarantine, ThePullsOfOnePartyMakeNoSourceSlowForOthers) {
+TEST(CoordinatorQuarantine, S6ThePullsOfOnePartyMakeNoSourceSlowForOthers) {
   CoreWorld world;
   const NodeInfo a = world.holder("a", kV1);
   const auto& health = world.core->fleet().members.all().at("a").standing.health;
@@ -592,7 +592,7 @@ TEST(CoordinatorQuarantine, AReportOnASourceThatWasNeverGrantedDoesNotCount) {
   }
 }
 
-TEST(CoordinatorPulls, ANumberThatAMemberMerelyAnnouncesIsNotLatest) {
+TEST(CoordinatorPulls, S2ANumberThatAMemberMerelyAnnouncesIsNotLatest) {
   CoreWorld world;
   const NodeInfo publisher = world.node("publisher");
   ASSERT_TRUE(world.enroll(publisher));

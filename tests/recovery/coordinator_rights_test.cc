@@ -74,7 +74,7 @@ class CoordinatorRights : public CoordinatorDaemon {
   }
 };
 
-TEST_F(CoordinatorRights, AClientWithoutTheRightRetiresNothing) {
+TEST_F(CoordinatorRights, S2AClientWithoutTheRightRetiresNothing) {
   start_with(R"({"principals": ["unproven"], "verbs": ["publish", "read"], "models": ["qwen*"]})");
   const Agent a = agent("a");
   ASSERT_TRUE(enroll(a));

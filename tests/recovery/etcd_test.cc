@@ -390,7 +390,7 @@ TEST_F(EtcdOverTls, ACoordinatorWithACertificateOfItsAuthorityLeads) {
   EXPECT_TRUE(first->wait_for_out("coordinator listening on")) << first->err();
 }
 
-TEST_F(EtcdOverTls, AnEtcdOfAnotherAuthorityIsNotBelieved) {
+TEST_F(EtcdOverTls, S14AnEtcdOfAnotherAuthorityIsNotBelieved) {
   start_tls();
   const auto first = leader({"--etcd-ca", (dir("other") / "ca.crt").string()});
   EXPECT_TRUE(first->wait_for_err("TLS: the server's certificate:")) << first->err();
@@ -449,7 +449,7 @@ TEST_F(EtcdOverTls, ACoreDumpHasNeitherThePasswordNorAKey) {
   for (const auto& [what, bytes] : hidden) EXPECT_FALSE(dumped.has(bytes)) << what;
 }
 
-TEST_F(EtcdOverTls, WhoeverCanWriteToEtcdCannotInventAVersion) {
+TEST_F(EtcdOverTls, S14WhoeverCanWriteToEtcdCannotInventAVersion) {
   namespace etcd = coordinator::etcd;
   start_tls();
   auto words = own_certificate();

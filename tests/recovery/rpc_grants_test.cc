@@ -67,7 +67,7 @@ TEST(Grants, AnyChangedFieldBreaksTheSignature) {
   EXPECT_EQ(Signed().code_with("", "another"), ErrorCode::kDenied);
 }
 
-TEST(Grants, AMemberWithTheSecretForgesNoGrantOfACoordinator) {
+TEST(Grants, S5AMemberWithTheSecretForgesNoGrantOfACoordinator) {
   const Signed honest;
   Signed forged;
   forged.grant.set_issuer(honest.issuer.incarnation.to_bytes());

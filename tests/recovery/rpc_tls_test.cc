@@ -280,7 +280,7 @@ TEST_F(RpcTls, ARotatedCertificateServesTheNextHandshakesAndOpenCallsGoOn) {
   EXPECT_THAT(status(*open), HasSubstr("encrypted"));
 }
 
-TEST_F(RpcTls, SecretsRotateWithoutARefusedHandshake) {
+TEST_F(RpcTls, S17SecretsRotateWithoutARefusedHandshake) {
   const auto options = secrets("server", kSecretA);
   const auto credentials = Credentials::open(options).value();
   serve(rpc::make_identity(proto::ROLE_AGENT, "a", credentials));
@@ -382,7 +382,7 @@ class Relay {
   std::thread thread_;
 };
 
-TEST_F(RpcTls, ARelayWithoutTheSecretCannotInjectACall) {
+TEST_F(RpcTls, S4ARelayWithoutTheSecretCannotInjectACall) {
   serve(make_identity(proto::ROLE_AGENT, "a", kSecretA));
   Relay relay(address_);
   address_ = relay.address();
@@ -452,7 +452,7 @@ TEST_F(RpcTls, AReplayedHandshakeIsRefused) {
   EXPECT_EQ(calls_, 1);
 }
 
-TEST_F(RpcTls, AnIncarnationCannotBeClaimedWithoutItsKey) {
+TEST_F(RpcTls, S3AnIncarnationCannotBeClaimedWithoutItsKey) {
   serve(make_identity(proto::ROLE_AGENT, "a"));
   const Identity victim = make_identity(proto::ROLE_AGENT, "victim");
   const Identity thief = make_identity(proto::ROLE_AGENT, "victim");
@@ -603,7 +603,7 @@ TEST(TlsFiles, WhatIsMissingOrOpenToOthersIsNamed) {
   EXPECT_THAT(problem(good), HasSubstr("chmod 600"));
 }
 
-TEST(Exposure, AnAddressBeyondLoopbackNeedsAnIdentity) {
+TEST(Exposure, S16AnAddressBeyondLoopbackNeedsAnIdentity) {
   const auto secret = Credentials::of_secret(kSecretA);
   for (const char* open : {"0.0.0.0:0", "[::]:0", "192.0.2.1:7300"}) {
     const auto checked = check_exposure("the agent", open, nullptr, false);

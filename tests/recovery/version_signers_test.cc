@@ -37,7 +37,7 @@ class TrustedPublishers : public ::testing::Test {
   CoreWorld world_;
 };
 
-TEST_F(TrustedPublishers, AnAnnouncedCopyMakesAVersionKnownOnlyWithATrustedSignature) {
+TEST_F(TrustedPublishers, S2AnAnnouncedCopyMakesAVersionKnownOnlyWithATrustedSignature) {
   const NodeInfo node = world_.node("a");
   ASSERT_TRUE(world_.enroll(node));
   const SigningKey other = SigningKey::generate();

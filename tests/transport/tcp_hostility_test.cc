@@ -243,7 +243,7 @@ TEST_F(TcpHostility, ASessionOfAnEarlierReleaseSendsItsToken) {
             OpStatus::kOk);
 }
 
-TEST_F(TcpHostility, ATokenOpensNoStreamFromAnAddressThatIsNotThePullers) {
+TEST_F(TcpHostility, S13ATokenOpensNoStreamFromAnAddressThatIsNotThePullers) {
   const SessionToken elsewhere = SessionToken::random();
   registry_.admit(
       {.token = elsewhere, .puller = "p", .regions = {key_}, .stream_hosts = {"10.9.9.9", "::1"}});
