@@ -266,7 +266,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadOption{"Hca", {"topo", "--hca", "mlx5_0:x"}, "--hca: 'mlx5_0:x': 'x' is no port"},
         BadOption{"GidIndex", {"topo", "--gid-index", "256"}, "--gid-index"},
         BadOption{
-            "Topology", {"topo", "--topology", "/dev/null"}, "/dev/null: not JSON at line 1"}),
+            "Topology", {"topo", "--topology", "/etc/passwd"}, "/etc/passwd: not JSON at line 1"}),
     [](const auto& test) { return test.param.name; });
 
 class CliReports : public ::testing::Test {

@@ -18,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class WrongBytes : public ::testing::TestWithParam<const char*> {
  protected:
@@ -116,7 +117,10 @@ TEST_P(WrongBytes, Row9AFlippedBitIsFetchedAgainElsewhereAndForgiven) {
   start_source("b");
   const auto answer = pull();
   ASSERT_NO_FATAL_FAILURE(expect_complete(answer));
-  for (const auto& source : answer.json["sources"]) EXPECT_FALSE(source["lost"]) << answer.json;
+  // A loaded machine may lose it for its silence.
+  for (const auto& source : answer.json["sources"]) {
+    EXPECT_THAT(source.value("cause", ""), Not(HasSubstr("quarantined"))) << answer.json;
+  }
 }
 
 // Row 10 (and the second strike of row 9).
