@@ -261,7 +261,7 @@ async::Task<Result<proto::AnnounceResponse>> CoordinatorService::announce(
 
 async::Task<Result<proto::PublishResponse>> CoordinatorService::publish(
     rpc::Peer peer, proto::PublishRequest request) {
-  CO_TRY_VOID(check_speaker(peer, request.incarnation()));
+  CO_TRY_VOID(check_speaker(peer, request.node_id(), request.incarnation()));
   CO_TRY(Publication publication, from_proto(request));
   publication.claimant = rpc::budget_key(peer);
   // A command that publishes into a store without an agent is no member. Its claim counts, too.
@@ -288,7 +288,7 @@ Result<proto::ResolveResponse> CoordinatorService::resolve(const rpc::Peer&,
 
 Result<proto::OpenPullResponse> CoordinatorService::open_pull(
     const rpc::Peer& peer, const proto::OpenPullRequest& request) {
-  TRY_VOID(check_speaker(peer, request.puller().incarnation()));
+  TRY_VOID(check_speaker(peer, request.puller().node_id(), request.puller().incarnation()));
   TRY(OpenPullRequest parsed, from_proto(request));
   set_party(parsed.puller, peer);
   auto answer = core_.open_pull(parsed, steady_now());
@@ -309,7 +309,7 @@ Result<proto::OpenPullResponse> CoordinatorService::open_pull(
 
 Result<proto::PullProgressResponse> CoordinatorService::pull_progress(
     const rpc::Peer& peer, const proto::PullProgressRequest& request) {
-  TRY_VOID(check_speaker(peer, request.puller().incarnation()));
+  TRY_VOID(check_speaker(peer, request.puller().node_id(), request.puller().incarnation()));
   TRY(PullProgress parsed, from_proto(request));
   set_party(parsed.puller, peer);
   TRY(const PullProgressAnswer answer, core_.pull_progress(parsed, steady_now()));

@@ -24,6 +24,7 @@ constexpr int kMaxVersionsPerHeartbeat = 4096;
 constexpr int kMaxJointRanks = 65'536;
 constexpr std::size_t kMaxParts = 4096;
 constexpr int kMaxEventsPerHeartbeat = 64;
+constexpr std::uint32_t kMostReplicas = 1024;
 constexpr std::size_t kMaxEventsPerAnswer = 512;
 constexpr int kMaxPhases = 16;
 // The year 2262, in which a 64-bit count of nanoseconds ends.
@@ -325,7 +326,13 @@ proto::HeartbeatResponse to_proto(const HeartbeatAnswer& answer) {
 Result<Publication> from_proto(const proto::PublishRequest& message) {
   Publication publication;
   TRY_VOID(kPublication.read(message, publication));
-  if (message.has_replicas()) publication.replicas = message.replicas();
+  if (message.has_replicas()) {
+    if (message.replicas() > kMostReplicas) {
+      return fail(ErrorCode::kInvalid, "publish {}: {} replicas; at most {} are possible",
+                  publication.id.to_string(), message.replicas(), kMostReplicas);
+    }
+    publication.replicas = message.replicas();
+  }
   publication.signatures = rekindle::from_proto(message.signatures());
   if (static_cast<std::size_t>(message.parts_size()) > kMaxParts) {
     return fail(ErrorCode::kInvalid, "publish {}: {} parts; at most {} are allowed",

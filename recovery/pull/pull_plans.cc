@@ -135,8 +135,9 @@ async::Task<Result<PullPlans::LayoutRef>> PullPlans::parse(CheckpointRef checkpo
   co_return std::get<LayoutRef>(table);
 }
 
-PullPlans::CheckpointRef PullPlans::find_checkpoint(const Digest& root) {
-  return find<CheckpointRef>(CheckpointKey{root});
+PullPlans::CheckpointRef PullPlans::find_checkpoint(const ModelVersion& id, const Digest& root) {
+  auto kept = find<CheckpointRef>(CheckpointKey{root});
+  return kept != nullptr && kept->id == id ? kept : nullptr;
 }
 
 PullPlans::LayoutRef PullPlans::find_layout(const Digest& tensor_set, const Digest& layout) {

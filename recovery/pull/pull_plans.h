@@ -68,8 +68,9 @@ class PullPlans {
   };
   async::Task<Result<CheckpointRef>> parse(ModelVersion id, Digest root, CheckpointBytes bytes);
   async::Task<Result<LayoutRef>> parse(CheckpointRef checkpoint, Digest layout, std::string bytes);
-  // Null: not kept here.
-  CheckpointRef find_checkpoint(const Digest& root);
+  // Null: not kept here. A root is that of one version, but somebody may have claimed another one
+  // with it.
+  CheckpointRef find_checkpoint(const ModelVersion& id, const Digest& root);
   LayoutRef find_layout(const Digest& tensor_set, const Digest& layout);
   // The layout of a copy, without the copy.
   async::Task<Result<LayoutRef>> layout_of(std::shared_ptr<const store::StoredVersion> stored);

@@ -154,7 +154,7 @@ bool TargetResolver::find_checkpoint() {
     target_.checkpoint = stored->manifest.checkpoint;
   }
   if (target_.checkpoint == nullptr) {
-    target_.checkpoint = context_.environment.plans->find_checkpoint(resolved.root);
+    target_.checkpoint = context_.environment.plans->find_checkpoint(resolved.id, resolved.root);
   }
   return target_.checkpoint != nullptr;
 }

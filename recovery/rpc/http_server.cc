@@ -191,6 +191,8 @@ struct HttpServer::Conversation {
   HttpServer& server;
   Connection& connection;
   Buffer& buffer;
+  // nullptr: without TLS.
+  std::unique_ptr<TlsSession> session = {};
   bool is_encrypted = false;
   // Of its certificate. Empty: it has given none that is valid.
   std::vector<std::string> principals = {};
@@ -241,6 +243,14 @@ struct HttpServer::Conversation {
     return server.answer_(asked);
   }
 
+  // The certificate of the client may have ended, or been revoked, since the handshake.
+  bool is_still_proven() {
+    if (principals.empty()) return true;
+    const auto proven = session->check_again(server.options_.access.credentials->context());
+    if (!proven) server.note_refusal(connection.peer_address, proven.error().message());
+    return proven.has_value();
+  }
+
   template <typename Stream>
   async::Task<void> run(Stream& stream) {
     boost::system::error_code error;
@@ -252,7 +262,7 @@ struct HttpServer::Conversation {
       // The time of the first request runs since the connection was accepted.
       if (i > 0) connection.stream.expires_after(server.options_.request_deadline);
       co_await http::async_read(stream, buffer, parser, stopped());
-      if (error) co_return;
+      if (error || !is_still_proven()) co_return;
       connection.moved();
       const Request& request = parser.get();
       Response response = make_response(request, answer(request));
@@ -270,13 +280,14 @@ struct HttpServer::Conversation {
   }
 
   async::Task<void> run_tls() {
-    const auto session =
+    auto created =
         TlsSession::create(server.options_.access.credentials->context(), Side::kServer, "");
-    if (!session) {
-      server.note_refusal(connection.peer_address, session.error().message());
+    if (!created) {
+      server.note_refusal(connection.peer_address, created.error().message());
       co_return;
     }
-    asio::ssl::stream<beast::tcp_stream&> stream(connection.stream, (*session)->share());
+    session = std::move(*created);
+    asio::ssl::stream<beast::tcp_stream&> stream(connection.stream, session->share());
     boost::system::error_code error;
     co_await stream.async_handshake(asio::ssl::stream_base::server, buffer.cdata(),
                                     asio::redirect_error(asio::use_awaitable, error));
@@ -287,7 +298,7 @@ struct HttpServer::Conversation {
     buffer.consume(buffer.size());
     is_encrypted = true;
     Peer peer;
-    if (const auto proven = (*session)->prove(peer); !proven) {
+    if (const auto proven = session->prove(peer); !proven) {
       no_certificate = proven.error().message();
     } else {
       principals = std::move(peer.principals);

@@ -42,7 +42,7 @@ class TlsSession {
   void give_to_network(std::string& output);
 
   // Another reference, which the caller owns, for a stream that moves the bytes itself. Then only
-  // prove() of this object is of use.
+  // prove() and check_again() of this object are of use.
   ssl_st* share() const;
 
   // false: the peer has to send more. kDenied: the ends do not accept each other.

@@ -7,13 +7,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "src/base/way.h"
+
 namespace rekindle {
 
 namespace {
 
 // Its owner can change a file.
 Result<void> check_owner(const struct stat& info, const std::string& what) {
-  if (info.st_uid == 0 || info.st_uid == ::geteuid()) return {};
+  if (!is_foreign(info)) return {};
   return fail(ErrorCode::kDenied,
               "the {} belongs to another user (uid {}); run: chown {} on it, as root", what,
               info.st_uid, ::geteuid());
@@ -51,6 +53,12 @@ Result<UniqueFd> open_trusted_file(const std::filesystem::path& path) {
 }  // namespace
 
 Result<UniqueFd> open_settings_file(const std::filesystem::path& path) {
+  TRY_VOID(check_way(path, [&](const std::filesystem::path& on_way, const struct stat& status) {
+    if (!is_foreign(status)) return Result<void>();
+    return Result<void>(fail(ErrorCode::kDenied,
+                             "{}: {} on the way to it belongs to user {}, who may replace it",
+                             path.string(), on_way.string(), status.st_uid));
+  }));
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd) return fail_errno(errno, "open " + path.string());
   struct stat info {};

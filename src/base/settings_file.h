@@ -12,7 +12,8 @@ namespace rekindle {
 // Files that a daemon reads when it starts, and again while it serves. Therefore only regular files
 // are read: a FIFO or a device could make it wait for ever.
 
-// kInvalid: it is no regular file. Follows links.
+// kInvalid: it is no regular file. kDenied: a directory or a link on the way to it belongs to
+// another user than root and ours.
 Result<UniqueFd> open_settings_file(const std::filesystem::path& path);
 // kDenied: users other than root and ours can read or change the open file. `what` names it.
 Result<void> check_private_file(int fd, const std::string& what);

@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 
+#include "src/base/beneath.h"
 #include "src/base/units.h"
 #include "src/store/files.h"
 #include "src/store/segment_store.h"
@@ -16,11 +17,39 @@ namespace {
 
 using safetensors::Header;
 
-Result<SourceFile> open_source(const fs::path& path) {
+// A file of a checkpoint.
+struct Listed {
+  fs::path path;
+  // What links of the checkpoint may lead to.
+  fs::path tree;
+};
+
+// Snapshots of the Hugging Face hub are links to blobs in the directory of their model.
+fs::path tree_of(const fs::path& directory) {
+  for (fs::path at = directory; at.has_relative_path(); at = at.parent_path()) {
+    const fs::path model = at.parent_path().parent_path();
+    if (at.parent_path().filename() == "snapshots" &&
+        model.filename().string().starts_with("models--")) {
+      return model;
+    }
+  }
+  return directory;
+}
+
+// Of a directory, an index or a weights file that the caller has named.
+Result<fs::path> tree_of_named(const fs::path& path) {
+  std::error_code error;
+  const bool is_index = path.extension() == ".json" && !fs::is_directory(path, error);
+  const fs::path beside = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const fs::path real = fs::canonical(is_index ? beside : path, error);
+  if (error) return fail_errno(error.value(), path.string());
+  return tree_of(fs::is_directory(real, error) ? real : real.parent_path());
+}
+
+Result<SourceFile> source_of(UniqueFd fd, const fs::path& path) {
   SourceFile file;
   file.path = path;
-  file.fd = UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.fd) return fail_errno(errno, fmt::format("open {}", path.string()));
+  file.fd = std::move(fd);
   if (::fstat(file.fd.get(), &file.opened) != 0) {
     return fail_errno(errno, fmt::format("stat {}", path.string()));
   }
@@ -28,6 +57,26 @@ Result<SourceFile> open_source(const fs::path& path) {
     return fail(ErrorCode::kInvalid, "{} is not a regular file", path.string());
   }
   return file;
+}
+
+// A checkpoint that somebody else made would publish any file of this host, if its links could lead
+// anywhere.
+Result<SourceFile> open_source(const Listed& listed) {
+  std::error_code error;
+  const fs::path real = fs::canonical(listed.path, error);
+  if (error) return fail_errno(error.value(), listed.path.string());
+  const fs::path below = real.lexically_relative(listed.tree);
+  if (below.empty() || *below.begin() == "..") {
+    return fail(
+        ErrorCode::kDenied,
+        "{} leads out of the checkpoint, to {}: copy the file into the checkpoint, or leave "
+        "it out",
+        listed.path.string(), real.string());
+  }
+  TRY(const UniqueFd tree, open_directory(listed.tree));
+  auto fd = open_beneath(tree.get(), below.string(), O_RDONLY | O_NONBLOCK);
+  if (!fd) return fail(std::move(fd).error().with_context(listed.path.string()));
+  return source_of(std::move(*fd), listed.path);
 }
 
 Result<Header> read_source_header(SourceFile& file) {
@@ -100,12 +149,12 @@ struct Collector {
   }
 
   // The small files.
-  Result<void> add_files(std::span<const std::pair<std::string, fs::path>> extras,
+  Result<void> add_files(const std::map<std::string, Listed>& extras,
                          std::vector<SourceFile>& files, std::string& files_header) {
     std::vector<TensorInfo> infos;
-    for (const auto& [name, path] : extras) {
+    for (const auto& [name, listed] : extras) {
       std::string tensor = std::string(kFileTensorPrefix) + name;
-      TRY(SourceFile file, open_source(path));
+      TRY(SourceFile file, open_source(listed));
       infos.push_back({std::move(tensor), DType::kU8, {file.size_bytes()}});
       files.push_back(std::move(file));
     }
@@ -129,24 +178,27 @@ struct Collector {
   }
 };
 
-Result<safetensors::CheckpointFiles> find_all(std::span<const fs::path> paths) {
-  safetensors::CheckpointFiles all;
-  std::map<std::string, fs::path> weights;  // by file name
-  std::map<std::string, fs::path> extras;
+// By file name, and by relative name.
+struct Found {
+  std::map<std::string, Listed> weights;
+  std::map<std::string, Listed> extras;
+};
+
+Result<Found> find_all(std::span<const fs::path> paths) {
+  Found all;
   for (const fs::path& path : paths) {
     TRY(auto found, safetensors::find_checkpoint(path));
+    TRY(const fs::path tree, tree_of_named(path));
     for (const fs::path& file : found.weights) {
-      const auto [at, is_new] = weights.emplace(segment_name(file), file);
+      const auto [at, is_new] = all.weights.emplace(segment_name(file), Listed{file, tree});
       std::error_code ignored;
-      if (!is_new && !fs::equivalent(at->second, file, ignored)) {
+      if (!is_new && !fs::equivalent(at->second.path, file, ignored)) {
         return fail(ErrorCode::kInvalid, "{} and {} have the same file name: rename one",
-                    at->second.string(), file.string());
+                    at->second.path.string(), file.string());
       }
     }
-    extras.insert(found.extras.begin(), found.extras.end());
+    for (const auto& [name, file] : found.extras) all.extras.emplace(name, Listed{file, tree});
   }
-  for (auto& [name, path] : weights) all.weights.push_back(std::move(path));
-  all.extras.assign(extras.begin(), extras.end());
   return all;
 }
 
@@ -165,9 +217,10 @@ Result<void> SourceFile::check_unchanged() const {
 }
 
 Result<SourceFile> open_segment_as_source(const MappedSegment& segment) {
-  TRY(SourceFile file, open_source(fmt::format("/proc/self/fd/{}", segment.fd())));
-  file.path = segment.path();
-  return file;
+  const std::string name = fmt::format("/proc/self/fd/{}", segment.fd());
+  UniqueFd fd(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) return fail_errno(errno, fmt::format("open {}", segment.path().string()));
+  return source_of(std::move(fd), segment.path());
 }
 
 Result<PublishSources> open_sources(std::span<const fs::path> paths) {
@@ -176,12 +229,12 @@ Result<PublishSources> open_sources(std::span<const fs::path> paths) {
   std::vector<SourceFile> files;
   std::string files_header;
   Collector collector;
-  for (const fs::path& path : found.weights) {
-    TRY(SourceFile file, open_source(path));
+  for (const auto& [name, listed] : found.weights) {
+    TRY(SourceFile file, open_source(listed));
     TRY(Header header, read_source_header(file));
-    TRY_VOID(check_no_parts(header, path));
-    TRY_VOID(check_no_file_tensors(header, path));
-    collector.add(std::move(header), path);
+    TRY_VOID(check_no_parts(header, listed.path));
+    TRY_VOID(check_no_file_tensors(header, listed.path));
+    collector.add(std::move(header), listed.path);
     weights.push_back(std::move(file));
   }
   if (weights.empty()) return fail(ErrorCode::kInvalid, "nothing to publish: name files");

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <fstream>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include <fcntl.h>
@@ -17,6 +15,7 @@
 #include "src/base/failpoint.h"
 #include "src/base/log.h"
 #include "src/base/version.h"
+#include "src/base/way.h"
 #include "src/store/files.h"
 #include "src/store/segment_pool.h"
 #include "src/tensor/canonical.h"
@@ -61,27 +60,11 @@ Result<void> check_owner(int fd, const fs::path& directory) {
   return {};
 }
 
-// In a user namespace, files of users outside it seem to be this user's. Elsewhere it is a user
-// like others. nullopt: this process is in no such namespace.
-std::optional<uid_t> unknown_user() {
-  std::uint64_t inside = 0, outside = 0, count = 0;
-  std::ifstream("/proc/self/uid_map") >> inside >> outside >> count;
-  constexpr std::uint64_t kAllUsers = 0xffffffff;
-  if (inside == 0 && outside == 0 && count == kAllUsers) return std::nullopt;
-  constexpr uid_t kUsual = 65534;
-  uid_t uid = kUsual;
-  std::ifstream("/proc/sys/kernel/overflowuid") >> uid;
-  return uid;
-}
-
 // The owner of a directory above the store may put another one in its place, whatever its mode.
 // Other users may do so if they may write to it. A sticky directory, such as /tmp, keeps them from
 // it. Volumes of Kubernetes are open like that, so an open directory only gives a warning.
-Result<void> check_above(const fs::path& store, const fs::path& above) {
-  struct stat status {};
-  if (::lstat(above.c_str(), &status) != 0) return {};
-  const bool is_foreign = status.st_uid != 0 && status.st_uid != ::geteuid();
-  if (is_foreign && unknown_user() != status.st_uid) {
+Result<void> check_above(const fs::path& store, const fs::path& above, const struct stat& status) {
+  if (is_foreign(status)) {
     return fail(ErrorCode::kDenied,
                 "store {}: {} {} belongs to user {}, who may replace the store: choose a directory "
                 "below those of root or of user {} with --store",
@@ -89,30 +72,30 @@ Result<void> check_above(const fs::path& store, const fs::path& above) {
                 S_ISLNK(status.st_mode) ? "on the way to it" : "above it", status.st_uid,
                 ::geteuid());
   }
+  return {};
+}
+
+void warn_if_open(const fs::path& store, const fs::path& above, const struct stat& status) {
   const bool open = (status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0;
   if (open && S_ISDIR(status.st_mode)) {
     log::warn("store.open_parent", "store", store.string(), "parent", above.string(), "mode",
               fmt::format("{:o}", status.st_mode & 07777u), "hint",
               "every user may replace the store: chmod o-w or +t the parent");
   }
-  return {};
 }
 
-// Those of the path as it was given, and of the directory to which its links lead.
 Result<void> check_parents(const fs::path& directory) {
-  std::error_code error;
-  const fs::path given = fs::absolute(directory, error).lexically_normal();
-  const fs::path real = fs::canonical(directory, error);
-  if (error) return {};
-  std::set<fs::path> parents;
-  for (const fs::path& path : {given, real}) {
-    for (fs::path above = path.parent_path(); parents.insert(above).second;) {
-      above = above.parent_path();
-    }
-  }
-  if (fs::is_symlink(given, error)) parents.insert(given);
-  for (const fs::path& above : parents) TRY_VOID(check_above(directory, above));
-  return {};
+  return check_way(directory, [&](const fs::path& above, const struct stat& status) {
+    return check_above(directory, above, status);
+  });
+}
+
+Result<void> check_made_parents(const fs::path& directory) {
+  return check_way(directory, [&](const fs::path& above, const struct stat& status) {
+    auto checked = check_above(directory, above, status);
+    if (checked) warn_if_open(directory, above, status);
+    return checked;
+  });
 }
 
 // A directory without a (whole) marker is taken only when nothing but our own first files is there.
@@ -167,11 +150,13 @@ Result<UniqueFd> lock(const fs::path& directory) {
 }  // namespace
 
 Result<UniqueFd> open_store_directory(const fs::path& directory) {
+  // Before anything is made where another user leads us.
+  TRY_VOID(check_parents(directory));
   TRY_VOID(make_directory_durably(directory));
   const UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) return fail_errno(errno, fmt::format("open store {}", directory.string()));
   TRY_VOID(check_owner(fd.get(), directory));
-  TRY_VOID(check_parents(directory));
+  TRY_VOID(check_made_parents(directory));
   TRY_VOID(check_marker(directory));
   TRY(UniqueFd locked, lock(directory));
   TRY_VOID(make_directory(directory / kModelsName));

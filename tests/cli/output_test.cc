@@ -16,6 +16,8 @@ TEST(Output, ColumnsAreAsWideAsTheirWidestCell) {
 TEST(Output, NoControlCharacterPasses) {
   EXPECT_EQ(printable("a\x1b[2Jb\n\x7f"), "a\\x1b[2Jb\\x0a\\x7f");
   EXPECT_EQ(printable("gew\xc3\xb6hnlich"), "gew\xc3\xb6hnlich");
+  EXPECT_EQ(printable("a\u202eb\u2028\u2066"), "a\\xe2\\x80\\xaeb\\xe2\\x80\\xa8\\xe2\\x81\\xa6");
+  EXPECT_EQ(printable("\u2013\u20ac"), "\u2013\u20ac");
   EXPECT_EQ(printable("a\xc2\x9b"
                       "2Jb\xc2\xa0"),
             "a\\xc2\\x9b2Jb\xc2\xa0")

@@ -1,5 +1,6 @@
 // Who owns what an agent uses: the directories above its store, and its name in the fleet.
 #include <filesystem>
+#include <fstream>
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -92,6 +93,40 @@ TEST_F(Owners, S18ALinkOfAnotherUserLeadsToNoStore) {
   ASSERT_EQ(::lchown((sticky / "planted").c_str(), kAlice, kAlice), 0);
   EXPECT_THAT(refusal_of(0, sticky / "planted"), HasSubstr("on the way to it belongs to user"));
   EXPECT_THAT(refusal_of(0, sticky / "planted" / "s"), HasSubstr("on the way to it belongs to"));
+}
+
+TEST_F(Owners, NothingIsMadeWhereAnotherUserLeads) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root gives a directory to another user";
+  const fs::path sticky = directory("sticky", 0, 01777);
+  const fs::path real = directory("real", 0, 0755);
+  const fs::path home = directory("home", kAlice, 0755);
+  fs::create_directory_symlink(real, sticky / "planted");
+  ASSERT_EQ(::lchown((sticky / "planted").c_str(), kAlice, kAlice), 0);
+  EXPECT_THAT(refusal_of(0, sticky / "planted" / "store"), HasSubstr("belongs to user 12345"));
+  EXPECT_THAT(refusal_of(0, home / "deep" / "store"), HasSubstr("belongs to user 12345"));
+  EXPECT_TRUE(fs::is_empty(real));
+  EXPECT_TRUE(fs::is_empty(home));
+}
+
+// Its owner could bring an older list back, in which a certificate is not revoked.
+TEST_F(Owners, NoLinkOfAnotherUserLeadsToAFileThatSaysWhoIsTrusted) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root gives a link to another user";
+  const fs::path sticky = directory("sticky", 0, 01777);
+  const fs::path home = directory("home", kAlice, 0755);
+  const fs::path rights = fleet_.dir("rights.json");
+  std::ofstream(rights) << R"({"rights": []})";
+  fs::create_symlink(rights, sticky / "link");
+  ASSERT_EQ(::lchown((sticky / "link").c_str(), kAlice, kAlice), 0);
+  fs::create_symlink(rights, home / "link");
+  fs::create_symlink(home / "link", sticky / "over");
+  const std::vector<std::pair<fs::path, fs::path>> ways{
+      {sticky / "link", sticky / "link"}, {home / "link", home}, {sticky / "over", home}};
+  for (const auto& [way, foreign] : ways) {
+    const auto done =
+        run(Spawn{.argv = {REKINDLE_BINARY, "coordinator", "--rights", way.string()}});
+    EXPECT_NE(done.exit.code, 0);
+    EXPECT_THAT(done.err, HasSubstr(foreign.string() + " on the way to it belongs to user 12345"));
+  }
 }
 
 TEST_F(Owners, ASecondAgentWithTheSameCertificateIsRefusedAndTheFirstStays) {

@@ -307,10 +307,11 @@ TEST_F(PullPlansTest, WrongBytesOfASourceAreCorruptAndNotKept) {
   const auto refused = parse(wrong);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::kCorrupt);
-  EXPECT_EQ(plans_->find_checkpoint(right.root), nullptr);
+  EXPECT_EQ(plans_->find_checkpoint(right.id, right.root), nullptr);
   const auto parsed = parse(digests);
   ASSERT_TRUE(parsed) << parsed.error().message();
-  EXPECT_EQ(plans_->find_checkpoint(right.root), *parsed);
+  EXPECT_EQ(plans_->find_checkpoint(right.id, right.root), *parsed);
+  EXPECT_EQ(plans_->find_checkpoint({"evil", 51}, right.root), nullptr);
 }
 
 TEST_F(PullPlansTest, ALayoutIsKeptUnderTheDigestThatItHas) {

@@ -2,6 +2,8 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
+#include <utility>
 
 #include <gmock/gmock.h>
 
@@ -260,6 +262,40 @@ TEST_F(ChangedRights, ACopyCountsAsLongAsItsHolderMayHaveIt) {
   EXPECT_TRUE(heartbeat(a)) << "it has lost nothing";
   ASSERT_TRUE(announce(a, kId, kRoot));
   EXPECT_EQ(status(a).nodes(0).holdings_size(), 1);
+}
+
+TEST_F(ChangedRights, AnAnnouncementTellsNothingOfAModelThatItsSenderMayNotRead) {
+  start_audited(kAll);
+  Agent a = agent("a");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(publish(a, kId, kRoot));
+  ASSERT_NO_FATAL_FAILURE(change_to(kOpenOnly));
+  Agent evil = agent("evil");
+  ASSERT_TRUE(enroll(evil));
+  std::set<std::string> answers;
+  for (const ModelVersion& id : {kId, ModelVersion{kId.model, kId.version + 1}}) {
+    const auto told = announce(evil, id, Digest{3, 4});
+    ASSERT_TRUE(told) << told.error().message();
+    ASSERT_EQ(told->conflicts_size(), 1);
+    answers.insert(told->conflicts(0).why());
+  }
+  ASSERT_EQ(answers.size(), 1u) << "known and unknown versions look the same";
+  EXPECT_THAT(*answers.begin(), AllOf(HasSubstr("`read` on qwen3"), Not(HasSubstr("root"))));
+}
+
+TEST_F(ChangedRights, NobodyPublishesOrPullsInTheNameOfAnotherNode) {
+  start_audited(kAll);
+  Agent a = agent("a");
+  Agent evil = agent("evil");
+  ASSERT_TRUE(enroll(a));
+  ASSERT_TRUE(enroll(evil));
+  ASSERT_TRUE(publish(a, kId, kRoot));
+  ASSERT_TRUE(announce(a, kId, kRoot));
+  const std::string own_name = std::exchange(evil.identity.node_id, "a");
+  EXPECT_EQ(publish(evil, {kId.model, kId.version + 1}, kRoot).error().code(), ErrorCode::kDenied);
+  EXPECT_EQ(open(evil, kId.model).error().code(), ErrorCode::kDenied);
+  evil.identity.node_id = own_name;
+  EXPECT_TRUE(open(evil, kId.model));
 }
 
 TEST_F(ChangedRights, ARankOfAJointPublicationCountsAsLongAsItsHostMayPublish) {

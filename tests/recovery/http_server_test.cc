@@ -311,6 +311,36 @@ TEST_F(HttpsServerTest, RenewedCertificatesAndTokensAreUsedWithoutARestart) {
   EXPECT_THAT(ask_tls(with_token("the next token of a scraper")), StartsWith("HTTP/1.1 200 "));
 }
 
+TEST_F(HttpsServerTest, AnOpenConnectionEndsWhenItsCertificateIsRevoked) {
+  auto options = authority_.issue("server");
+  const auto reader = authority_.issue("reader", {.names = kReader});
+  options.revocation_file = authority_.revoke_last(false);
+  HttpOptions https{.max_connections = 4, .request_deadline = 20s};
+  https.access.is_open = false;
+  https.access.credentials = Credentials::open(options).value();
+  restart(std::move(https));
+  boost::asio::ssl::context tls(boost::asio::ssl::context::tls_client);
+  tls.use_certificate_chain_file(reader.certificate_file);
+  tls.use_private_key_file(reader.key_file, boost::asio::ssl::context::pem);
+  auto socket = connect();
+  boost::asio::ssl::stream<tcp::socket&> stream(socket, tls);
+  stream.handshake(boost::asio::ssl::stream_base::client);
+  const auto ask_again = [&] {
+    boost::system::error_code error;
+    std::string text;
+    boost::asio::write(stream, boost::asio::buffer("GET /ready/i HTTP/1.1\r\nHost: x\r\n\r\n"sv),
+                       error);
+    if (!error) {
+      boost::asio::read_until(stream, boost::asio::dynamic_buffer(text), "true}\n", error);
+    }
+    return text;
+  };
+  EXPECT_THAT(ask_again(), StartsWith("HTTP/1.1 200 "));
+  authority_.revoke_last();
+  const auto deadline = steady_now() + 20s;
+  while (!ask_again().empty()) ASSERT_LT(steady_now(), deadline) << "it may still read";
+}
+
 TEST_F(HttpServerTest, AConnectionEndsWithItsLife) {
   HttpOptions options;
   options.connection_life = 0ms;

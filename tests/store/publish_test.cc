@@ -255,12 +255,42 @@ TEST_F(PublishTest, B1WhatItsOwnerDoesToTheFilesLaterDoesNotReachTheCopy) {
 TEST(PublishNamesTest, FilesThroughSymbolicLinksKeepTheirName) {
   TempDirectory temp;  // as a hub cache: names are links to blobs
   const auto store = open_store(temp.path() / "store");
-  write_safetensors(temp.path() / "blobs" / "abcdef", {{"w", DType::kU8, {4}}}, 1);
-  fs::create_directories(temp.path() / "snapshot");
-  fs::create_symlink("../blobs/abcdef", temp.path() / "snapshot" / "model.safetensors");
-  const auto version = publish(*store, {"m", 1}, temp.path() / "snapshot");
+  const fs::path model = temp.path() / "models--org--m";
+  write_safetensors(model / "blobs" / "abcdef", {{"w", DType::kU8, {4}}}, 1);
+  const fs::path snapshot = model / "snapshots" / "revision";
+  fs::create_directories(snapshot);
+  fs::create_symlink("../../blobs/abcdef", snapshot / "model.safetensors");
+  fs::create_directory_symlink(snapshot, temp.path() / "link");
+  const auto version = publish(*store, {"m", 1}, temp.path() / "link");
   ASSERT_TRUE(version) << version.error().message();
   EXPECT_TRUE(fs::is_regular_file(fs::symlink_status((*version)->directory / "model.safetensors")));
+}
+
+// Everybody who may pull the version would get the file.
+TEST_F(PublishTest, NoLinkOfACheckpointLeadsOutOfIt) {
+  write_checkpoint(source(), 7);
+  const fs::path secret = temp_.path() / "secret";
+  fs::create_directory(secret);
+  std::ofstream(secret / "key.json") << "a key of this host";
+  write_safetensors(secret / "other.safetensors", {{"o", DType::kU8, {4}}}, 1);
+  const std::vector<std::pair<fs::path, fs::path>> links{
+      {source() / "tokenizer.json", "/etc/passwd"},
+      {source() / "sub", secret},
+      {source() / "x.txt", "../secret/key.json"},
+      {source() / "more.safetensors", secret / "other.safetensors"}};
+  for (const auto& [link, target] : links) {
+    fs::create_symlink(target, link);
+    const auto refused = publish_source(1);
+    ASSERT_FALSE(refused) << link;
+    EXPECT_EQ(refused.error().code(), ErrorCode::kDenied);
+    EXPECT_THAT(refused.error().message(), HasSubstr(link.string()));
+    EXPECT_THAT(refused.error().message(), HasSubstr("leads out of the checkpoint"));
+    fs::remove(link);
+  }
+  EXPECT_TRUE(store_->versions().empty());
+  fs::create_symlink("config.json", source() / "tokenizer.json");
+  const auto within = publish_source(1);
+  EXPECT_TRUE(within) << within.error().message();
 }
 
 // What a trainer fills: files that the store made and that others may still write to.

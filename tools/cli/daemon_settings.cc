@@ -27,7 +27,7 @@ class SettingsFile {
     constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
     SettingsFile file;
     file.path_ = path;
-    auto text = read_settings_file(path, kMaxBytes);
+    auto text = read_trusted_file(path, kMaxBytes);
     if (!text) return fail(std::move(text).error().with_context("configuration file"));
     file.text_ = std::move(*text);
     try {

@@ -13,6 +13,26 @@
 #include "src/tensor/canonical.h"
 
 namespace rekindle::cli {
+namespace {
+
+// The bytes at the beginning of a text that a terminal would not show but act upon: control
+// characters, and those that end a line or turn its direction. 0: it shows the first one.
+std::size_t acting_bytes(std::string_view text, bool is_utf8) {
+  const auto byte = [&](std::size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+  };
+  if (byte(0) < 0x20 || byte(0) == 0x7f || (byte(0) >= 0x80 && !is_utf8)) return 1;
+  // U+0080 to U+009F.
+  if (byte(0) == 0xc2 && byte(1) < 0xa0) return 2;
+  if (byte(0) != 0xe2) return 0;
+  // U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069.
+  const bool marks = byte(1) == 0x80 && (byte(2) == 0x8e || byte(2) == 0x8f);
+  const bool turns = byte(1) == 0x80 && byte(2) >= 0xa8 && byte(2) <= 0xae;
+  const bool isolates = byte(1) == 0x81 && byte(2) >= 0xa6 && byte(2) <= 0xa9;
+  return marks || turns || isolates ? 3 : 0;
+}
+
+}  // namespace
 
 void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
 
@@ -42,17 +62,13 @@ std::string printable(std::string_view text) {
   const bool utf8 = canonical::is_utf8(text);
   std::string result;
   result.reserve(text.size());
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    // Terminals take U+0080 to U+009F (C2 80 to C2 9F) for control characters, too.
-    const bool c1 =
-        byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
-    if (byte < 0x20 || byte == 0x7f || (byte >= 0x80 && !utf8) || c1) {
-      result += fmt::format("\\x{:02x}", byte);
-      if (c1) result += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[++i]));
-    } else {
-      result += text[i];
+  while (!text.empty()) {
+    const std::size_t acting = acting_bytes(text, utf8);
+    for (const char c : text.substr(0, acting)) {
+      result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
     }
+    if (acting == 0) result += text.front();
+    text.remove_prefix(std::max<std::size_t>(acting, 1));
   }
   return result;
 }

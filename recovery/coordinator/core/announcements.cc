@@ -86,17 +86,16 @@ void Announcements::accept(Member& member, Holding holding, const Holdings::Map&
     holdings.erase(key);
     announced.answer->push_back({holding.id, std::move(why), again});
   };
+  // A copy that counts may let another node drop its own. Asked before anything else, so that no
+  // answer tells what the fleet has of this model.
+  if (auto may = may_hold_ ? may_hold_(member, holding.id.model) : Result<void>(); !may) {
+    return leave_out(may.error().message(), true);
+  }
   if (known != nullptr && known->root != holding.root) {
     return leave_out(
         fmt::format("{} was published before with other contents (root {}, this one {})",
                     holding.id.to_string(), known->root.hex(), holding.root.hex()),
         false);
-  }
-  // A copy that counts may let another node drop its own.
-  if (auto may =
-          known != nullptr && may_hold_ ? may_hold_(member, holding.id.model) : Result<void>();
-      !may) {
-    return leave_out(may.error().message(), true);
   }
   const bool is_new = known == nullptr && holding.counts();
   std::vector<VersionSignature> signatures = std::exchange(holding.signatures, {});

@@ -9,6 +9,7 @@ namespace rekindle::coordinator {
 namespace {
 
 constexpr std::size_t kMaxNodeIdBytes = 255;
+constexpr std::size_t kMaxFailureDomainBytes = 255;
 constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 62;
 // One agent's report raises the epoch by less than this, so that a lying agent cannot use the
 // epochs up. No agent hears of a higher epoch than this above the one in which it registered.
@@ -77,6 +78,10 @@ Durably<Registered> Core::enroll(const NodeInfo& info, const std::string& failur
   if (info.incarnation.is_nil() || info.control_endpoint.empty()) {
     return {fail(ErrorCode::kInvalid, "node '{}' registers without incarnation or address",
                  info.node_id)};
+  }
+  if (failure_domain.size() > kMaxFailureDomainBytes) {
+    return {fail(ErrorCode::kInvalid, "node '{}': its failure domain has {} bytes, at most {}",
+                 info.node_id, failure_domain.size(), kMaxFailureDomainBytes)};
   }
   const std::uint64_t epoch = fleet_.epoch();
   const bool too_far = highest_epoch > epoch && highest_epoch - epoch >= kMaxEpochStep;
