@@ -168,7 +168,7 @@ TEST_F(HttpServerTest, ANewClientTakesThePlaceOfTheOneThatHasBeenSilentTheLonges
   EXPECT_THAT(ask_on(silent[0]), StartsWith("HTTP/1.1 200 "));
   EXPECT_THAT(ask(get("/ready/i")), StartsWith("HTTP/1.1 200 "));
   EXPECT_EQ(read_all(silent[1]), "");
-  for (const std::size_t kept : {0, 2, 3}) {
+  for (const std::size_t kept : {0u, 2u, 3u}) {
     EXPECT_THAT(ask_on(silent[kept]), StartsWith("HTTP/1.1 200 ")) << kept;
   }
 }
