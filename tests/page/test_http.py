@@ -115,8 +115,8 @@ def is_closed(connection):
     connection.settimeout(30)
     try:
         return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True  # closed with bytes that nobody had read
+    except ConnectionResetError:  # Closed with bytes that nobody had read.
+        return True
 
 
 def test_clients_that_say_nothing_keep_nobody_out(served):
@@ -124,8 +124,9 @@ def test_clients_that_say_nothing_keep_nobody_out(served):
     idle = [socket.create_connection((host, int(port))) for _ in range(MOST_CONNECTIONS)]
     idle[0].sendall(b"GET /api/v1/fl")
     assert ask(served, "/api/v1/fleet")[0].status == 200
+    # The first one at once, the others at the deadline.
     for connection in idle:
-        assert is_closed(connection)  # at the deadline, the first one at once
+        assert is_closed(connection)
         connection.close()
 
 
