@@ -23,8 +23,8 @@ constexpr std::uint64_t kMaxTiles = std::uint64_t{1} << 32;
 constexpr int kMaxVersionsPerHeartbeat = 4096;
 constexpr int kMaxJointRanks = 65'536;
 constexpr std::size_t kMaxParts = 4096;
-constexpr int kMaxEventsPerHeartbeat = 64;
 constexpr std::uint32_t kMostReplicas = 1024;
+constexpr int kMaxEventsPerHeartbeat = 64;
 constexpr std::size_t kMaxEventsPerAnswer = 512;
 constexpr int kMaxPhases = 16;
 // The year 2262, in which a 64-bit count of nanoseconds ends.

@@ -72,9 +72,9 @@ Result<std::vector<crypto::Secret>> read_secrets(const std::string& path) {
   auto secrets = lines_of({text.data(), text.size()});
   if (secrets.empty()) secrets.emplace_back();
   for (const crypto::Secret& secret : secrets) {
-    const std::string_view bytes_of = secret.reveal();
-    const std::size_t bytes = bytes_of.size();
-    if (bytes_of.find('\0') != std::string_view::npos) {
+    const std::string_view revealed = secret.reveal();
+    const std::size_t bytes = revealed.size();
+    if (revealed.find('\0') != std::string_view::npos) {
       return fail(ErrorCode::kInvalid, "a secret in {} has a byte of value 0: it is not text",
                   path);
     }

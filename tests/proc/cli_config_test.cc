@@ -159,6 +159,14 @@ TEST_F(CliConfig, FilesOfSecurityMustHaveAName) {
   EXPECT_THAT(done.err, HasSubstr("REKINDLE_COORDINATOR_RIGHTS: " + refused("rights")));
 }
 
+TEST_F(CliConfig, AnEmptyVariableOfAnotherFileCountsAsNotGiven) {
+  write_file(dir_ / "topology.json", "{}");
+  const std::string file =
+      config("[agent]\ntopology = \"" + (dir_ / "topology.json").string() + "\"\n");
+  EXPECT_EQ(shown("agent", file, {{"REKINDLE_AGENT_TOPOLOGY", ""}})["topology"]["origin"],
+            file + ":2");
+}
+
 // It would wait for somebody who writes to the FIFO.
 TEST_F(CliConfig, AFifoIsNoFileOfSettings) {
   const std::string fifo = dir_ / "fifo";

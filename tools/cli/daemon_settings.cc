@@ -173,11 +173,13 @@ class Reading {
       const std::string variable = variable_of(section, name);
       const char* value = std::getenv(variable.c_str());
       if (has_value(option) || value == nullptr) return;
-      // An empty name of a file that protects something is an error, also from here.
-      if (*value == 0 && option.get_type_name() != "FILE") return;
+      const bool is_empty = *value == 0;
+      if (is_empty && option.get_type_name() != "FILE") return;
       if (const std::string wrong = set(option, {value}); !wrong.empty()) {
         problems.add(variable, Error(ErrorCode::kInvalid, wrong));
       }
+      // An option that takes an empty name does not need the file.
+      if (is_empty) option.clear();
       note_places(variable, variable);
     });
     settings_.unknown_variables = unknown_variables();
