@@ -6,7 +6,7 @@
 
 The engine is a Llama model with random weights under `rekindle run`: transformers' generate without compiled graphs,
 or vLLM's server as it comes, with compiled graphs. `rekindle drill kill --first-token` kills it and tells the time
-line. Prints the median of each phase, in seconds, for each way: as it is; with resident weights; with a standby; with
+line. Prints each run, and the median of each phase, in seconds, for each way: as it is; with resident weights; with a standby; with
 both. `load` without residency is an upload from this host's copy, and a successor finds the compile caches of its
 predecessor. For vLLM also: from the start to the first token on a host without compile caches, and on one that
 fetches them as artifacts. Every answer must be the same token. Needs torch, transformers, and vLLM for it.
@@ -249,6 +249,10 @@ def killed(fleet: Fleet, engine: Transformers | Vllm, resident: bool, standbys: 
     return took, {first[0], second[0]}
 
 
+def print_row(name: str, took: dict[str, float]) -> None:
+    print(f"{name:10}" + "".join(f"{took.get(phase, 0.0):12.3f}" for phase in (*PHASES, "all")), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
@@ -282,8 +286,9 @@ def main() -> None:
                 took, tokens = killed(fleet, engine, *WAYS[way])
                 runs.append(took)
                 answers |= tokens
-            medians = {phase: statistics.median(run.get(phase, 0.0) for run in runs) for phase in (*PHASES, "all")}
-            print(f"{way:10}" + "".join(f"{medians[phase]:12.3f}" for phase in medians), flush=True)
+                if given.runs > 1:
+                    print_row("", took)
+            print_row(way, {phase: statistics.median(run.get(phase, 0.0) for run in runs) for phase in (*PHASES, "all")})
         if len(answers) != 1:
             sys.exit(f"the engines do not agree about the first token: {sorted(answers)}")
     except BaseException:

@@ -1,5 +1,7 @@
 """When a model that outlives its worker is noted and sealed: rules without agents and engines."""
+import importlib
 import json
+import os
 import sys
 import types
 
@@ -186,7 +188,9 @@ def test_weight_transfer_that_vllm_ends_itself_keeps_nothing(transfer, sealed):
 # --- vLLM's reload_weights()
 
 
-def test_a_reload_that_vllm_ends_itself_keeps_nothing(monkeypatch):
+@pytest.fixture
+def loader(monkeypatch):
+    """rekindle.vllm.loader without vLLM."""
     for name, members in {
             "config": {"get_current_vllm_config": None},
             "model_executor.model_loader": {"register_model_loader": None},
@@ -194,8 +198,12 @@ def test_a_reload_that_vllm_ends_itself_keeps_nothing(monkeypatch):
             "model_executor.model_loader.default_loader": {"DefaultModelLoader": object}}.items():
         monkeypatch.setitem(sys.modules, f"vllm.{name}", types.SimpleNamespace(**members))
     monkeypatch.delitem(sys.modules, "rekindle.vllm.loader", raising=False)
-    from rekindle.vllm import loader
+    made = importlib.import_module("rekindle.vllm.loader")
     monkeypatch.delitem(sys.modules, "rekindle.vllm.loader")
+    return made
+
+
+def test_a_reload_that_vllm_ends_itself_keeps_nothing(loader, monkeypatch):
     monkeypatch.setattr(loader, "whole_tensors", lambda *_: iter([("w", None)]))
     model = nn.Module()
     keep(model)
@@ -205,6 +213,41 @@ def test_a_reload_that_vllm_ends_itself_keeps_nothing(monkeypatch):
     assert next(given)[0] == "w" and not resident._kept
     monkeypatch.setattr(found, "session", types.SimpleNamespace(close=lambda: None))
     given.close()
+
+
+# --- the kernels that Triton compiles
+
+
+def load_of_vllm(loader, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm",
+                        types.SimpleNamespace(envs=types.SimpleNamespace(VLLM_CACHE_ROOT="/caches")))
+    loaded = []
+
+    class Loader(loader.RekindleModelLoader):
+        options = types.SimpleNamespace(resident=True)
+        _note = None
+
+        def __init__(self):
+            pass
+
+    monkeypatch.setattr(loader, "role_of", lambda _: "target")
+    monkeypatch.setattr(loader.resident, "look", lambda *_: None)
+    monkeypatch.setattr(loader.resident, "load_model",
+                        lambda *_: loaded.append(os.environ["TRITON_CACHE_DIR"]))
+    Loader().load_model(None, None)
+    return loaded
+
+
+def test_a_successor_looks_for_kernels_where_its_predecessor_kept_them(loader, monkeypatch):
+    """torch.compile names a directory only in the worker that compiles the model."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    assert load_of_vllm(loader, monkeypatch) == ["/caches/triton"]
+
+
+def test_the_directory_for_kernels_that_a_user_has_named_stays(loader, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    assert load_of_vllm(loader, monkeypatch) == ["/mine"]
 
 
 # --- tensors

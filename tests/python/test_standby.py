@@ -185,6 +185,7 @@ def test_a_standby_of_vllm_starts_the_gpu_that_its_worker_will_have(monkeypatch,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 16)
     monkeypatch.setattr(torch, "zeros", lambda size, device: begun.append(device))
+    monkeypatch.setattr(waiting.gc, "freeze", lambda: None)
     waiting._start_up(types.SimpleNamespace(
         worker=types.SimpleNamespace(local_rank=1),
         vllm_config=types.SimpleNamespace(model_config="llama", parallel_config=parallel(**more))))
@@ -210,11 +211,12 @@ def test_a_worker_of_vllm_waits_before_it_measures_memory(door, monkeypatch):
                 {"get_model_architecture": lambda config: done.append(("imported", config))}}.items():
         monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**members))
     monkeypatch.setenv("REKINDLE_FAILURES", "0")
+    monkeypatch.setattr(waiting.gc, "freeze", lambda: done.append(("frozen", None)))
 
     def answer():
         connection, _ = door.accept()
         with connection:
-            assert done == [("imported", "llama")]
+            assert done == [("imported", "llama"), ("frozen", None)]
             connection.sendall(b"REKINDLE_FAILURES=1\ngo\n")
     thread = threading.Thread(target=answer)
     thread.start()
@@ -223,7 +225,7 @@ def test_a_worker_of_vllm_waits_before_it_measures_memory(door, monkeypatch):
     wait_in_standby()
     WorkerWrapperBase().init_device()
     thread.join()
-    assert done == [("imported", "llama"), ("measured", "1")]
+    assert done == [("imported", "llama"), ("frozen", None), ("measured", "1")]
 
 
 def test_a_worker_of_vllm_that_is_no_standby_stays_as_it_is(monkeypatch):

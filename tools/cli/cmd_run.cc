@@ -37,7 +37,7 @@ struct RunArgs {
   std::string max_backoff = "30s";
   std::string healthy_after = "60s";
   std::string kill_after = "60s";
-  std::string rank_grace = "2s";
+  std::string rank_grace = "500ms";
   int crash_loop = 5;
   std::vector<std::string> artifacts;
   std::string artifacts_fingerprint;
@@ -352,7 +352,7 @@ void add_run(Command& app, Session& session) {
   sub.option("--rank-grace", args->rank_grace,
              "With --always: time for the worker to end after the death of a rank, before it is "
              "killed\n"
-             "with all processes below it; 0 = never [2s]")
+             "with all processes below it; 0 = never [500ms]")
       .type_name("TIME");
   CommandOption fingerprint =
       sub.option("--artifacts-fingerprint", args->artifacts_fingerprint,

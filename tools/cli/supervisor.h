@@ -39,7 +39,7 @@ struct SupervisorOptions {
   trace::Context trace;
   // After the death of a rank the worker has this long to end, before it is killed with all
   // processes below it. 0: it is not killed.
-  std::chrono::milliseconds rank_grace{2'000};
+  std::chrono::milliseconds rank_grace{500};
   // Kills a worker this long after it was told to stop.
   std::chrono::milliseconds kill_after{60'000};
   // Exit code 0 is a failure, too, unless this process was told to stop.

@@ -6,6 +6,7 @@ layout, quantization and backend works that works with safetensors files.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -52,6 +53,8 @@ class RekindleModelLoader(BaseModelLoader):
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         """Takes over the resident copy of this worker; without one, makes, fills and post-processes
         the model as vLLM does, and keeps it for a successor."""
+        _name_kernel_cache()
+
         def load(note: Callable[[torch.nn.Module], None]) -> torch.nn.Module:
             self._note = note
             return super(RekindleModelLoader, self).load_model(
@@ -170,6 +173,15 @@ def _loads_online(model: torch.nn.Module) -> bool:
     """Whether vLLM quantizes the model during the load."""
     return any(getattr(getattr(module, "quant_method", None), "uses_meta_device", False)
                for module in model.modules())
+
+
+def _name_kernel_cache() -> None:
+    """Has Triton keep its kernels below the caches of vLLM, unless TRITON_CACHE_DIR is set.
+
+    torch.compile sets that variable only where it compiles the model. A worker that finds the
+    model compiled would look for the kernels of its predecessor elsewhere, and compile them again."""
+    from vllm import envs
+    os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(envs.VLLM_CACHE_ROOT, "triton"))
 
 
 def register_loader() -> None:
