@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -264,6 +265,8 @@ def main() -> None:
     parser.add_argument("--logs", type=pathlib.Path, help="where the logs of engines and daemons stay")
     parser.add_argument("more", nargs="*")
     given = parser.parse_args()
+    # The logs are kept, and memory is given back, also when time is up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("first_token: ended by SIGTERM"))
     directory = pathlib.Path(tempfile.mkdtemp(prefix="rekindle-bench.", dir=given.directory))
     fleet = Fleet(directory, given.device, drills=True)
     try:
