@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _abi, _attaching, _files, _loading, errors, orders
+from . import _abi, _attaching, _files, _loading, errors, orders, standby
 from ._attaching import Request, Shard, Spec
 from ._device import DeviceLike, resolve
 from ._listing import Listing
@@ -92,6 +92,8 @@ class Session:
         self._model, self._version = self._named()
 
     def _open(self, request: Request, timeout: float | None) -> Native:
+        # A standby waits as long as it has to. The timeout is that of the attach.
+        standby.wait()
         begun = time.monotonic()
         native = Native(self._store, timeout)
         while True:

@@ -11,6 +11,7 @@
 #include "recovery/worker/worker_traces.h"
 #include "src/base/log.h"
 #include "src/ipc/process_age.h"
+#include "src/tensor/tensor_set.h"
 
 namespace rekindle::worker {
 
@@ -29,11 +30,14 @@ TimePoint attach_deadline(const proto::WorkerFrame& frame) {
 }
 
 // A worker may write what it attaches to over what it has. A staged session writes from its switch
-// on, and a session of the smallest tensor reads the list of the tensors.
+// on. A session of the smallest tensor only reads the list of the tensors, and one of files only
+// those.
 bool may_write_soon(const AttachOrder& order) {
   const auto& boxes = order.wanted.boxes;
-  const bool lists = boxes.size() == 1 && boxes.front().tensor.empty();
-  return !order.staged && !lists;
+  const bool only_reads = !boxes.empty() && std::ranges::all_of(boxes, [](const auto& box) {
+    return box.tensor.empty() || box.tensor.starts_with(kFileTensorPrefix);
+  });
+  return !order.staged && !only_reads;
 }
 
 }  // namespace

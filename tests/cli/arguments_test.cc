@@ -10,7 +10,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-TEST(Arguments, DurationsHaveAUnit) {
+TEST(Arguments, DurationsHaveAUnitUnlessTheyAreZero) {
+  EXPECT_EQ(parse_duration("--x", "0").value(), milliseconds(0));
+  EXPECT_EQ(parse_duration("--x", "0s").value(), milliseconds(0));
   EXPECT_EQ(parse_duration("--x", "250ms").value(), milliseconds(250));
   EXPECT_EQ(parse_duration("--x", "1.5s").value(), milliseconds(1500));
   EXPECT_EQ(parse_duration("--x", "2min").value(), milliseconds(120'000));

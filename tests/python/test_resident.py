@@ -42,7 +42,8 @@ def fleet(memory_directory, request):
     directory.mkdir()
     running = Rekindle(directory)
     for version in (1, 2):
-        rekindle.publish(weights(version), f"m@{version}", agent=running.store("a"))
+        rekindle.publish(weights(version), f"m@{version}", agent=running.store("a"),
+                         files={"config.json": b"{}"})
     yield running
     running.close()
     with contextlib.suppress(ProcessLookupError, TypeError):
@@ -120,6 +121,9 @@ def test_a_successor_gets_the_tensors_of_a_worker_that_was_killed(fleet, meta):
     with Worker(fleet, instance="i", meta=meta) as second:
         check(second.ready, rung="resident")
         assert first.ready["kept"] and second.ready["kept"]
+        # It has read the list and the files of its version since.
+        (copy,) = residents(fleet)
+        assert (copy["users"], events(fleet, "resident_dropped")) == (1, [])
         second.kill()
         # It has died too soon to trust what it got.
         assert eventually(lambda: not residents(fleet))

@@ -13,7 +13,7 @@ from conftest import BINARY, PATIENCE_S, eventually, run_python
 from safetensors.numpy import save_file
 
 import rekindle.errors
-from rekindle import standby
+from rekindle import session, standby
 from rekindle.vllm import waiting
 from rekindle.vllm.waiting import wait_in_standby
 
@@ -151,6 +151,18 @@ def test_an_end_without_go_means_that_run_has_ended(door, said):
     with pytest.raises(rekindle.errors.UnavailableError, match="has ended"):
         standby.wait(PATIENCE_S)
     thread.join()
+
+
+def test_the_wait_takes_nothing_of_the_timeout_of_an_attach(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(session, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(standby, "wait", lambda: now.__setitem__(0, 1000.0))
+    monkeypatch.setattr(session, "Native", lambda store, timeout: standby.wait())
+    given = []
+    monkeypatch.setattr(session._attaching, "attach_native",
+                        lambda native, request, timeout: given.append(timeout))
+    session.Session._open(types.SimpleNamespace(_store=None), None, 10.0)
+    assert given == [10.0]
 
 
 def test_c_waits_in_rk_connect_too():

@@ -27,6 +27,8 @@ Result<std::chrono::milliseconds> parse_duration(std::string_view option, std::s
                         : unit == "m" || unit == "min" ? 60e3
                         : unit == "h"                  ? 3600e3
                                                        : 0;
+  const bool is_zero = error == std::errc() && value == 0 && unit.empty();
+  if (is_zero) return std::chrono::milliseconds(0);
   constexpr double kLongest = 366 * 86'400e3;
   if (error != std::errc() || factor == 0 || !(value >= 0) || value * factor > kLongest) {
     return fail(ErrorCode::kInvalid, "{}: '{}' is not a time; write for example 250ms, 2s or 5min",

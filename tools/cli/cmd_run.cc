@@ -172,8 +172,7 @@ Result<SupervisorOptions> to_options(const Settings& settings, const RunArgs& ar
   TRY(options.restart.longest_delay, parse_duration("--max-backoff", args.max_backoff));
   TRY(options.restart.healthy_after, parse_duration("--healthy-after", args.healthy_after));
   TRY(options.kill_after, parse_duration("--kill-after", args.kill_after));
-  const std::string grace = args.rank_grace == "0" ? "0s" : args.rank_grace;
-  TRY(options.rank_grace, parse_duration("--rank-grace", grace));
+  TRY(options.rank_grace, parse_duration("--rank-grace", args.rank_grace));
   if (args.crash_loop < 0) {
     return fail(ErrorCode::kInvalid, "--crash-loop: 0 (never) or a number of failures");
   }
