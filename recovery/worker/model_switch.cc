@@ -91,12 +91,16 @@ Result<proto::LocalSwitchResponse> summary_of(const SwitchParts& parts, const Mo
   proto::LocalSwitchResponse response;
   *response.mutable_id() = rpc::to_proto(id);
   response.set_ranks(static_cast<std::uint32_t>(ranks.size()));
-  // The ranks that follow one that cannot are stale.
+  // The ranks that follow one that cannot are stale, and those that wait for it do not answer.
+  const auto follows = [&](std::size_t rank) {
+    const ErrorCode code = results[rank].error().code();
+    return code == ErrorCode::kStale || code == ErrorCode::kTimeout;
+  };
   std::optional<std::size_t> failed;
   const proto::OrderResult* slowest = nullptr;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (!results[i]) {
-      if (!failed || results[*failed].error().code() == ErrorCode::kStale) failed = i;
+      if (!failed || follows(*failed)) failed = i;
       continue;
     }
     if (slowest == nullptr || total_us(*results[i]) > total_us(*slowest)) slowest = &*results[i];

@@ -1,6 +1,8 @@
 #include "recovery/worker/order_desk.h"
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
 #include <utility>
 
 #include <boost/asio/this_coro.hpp>
@@ -12,6 +14,10 @@
 namespace rekindle::worker {
 
 namespace {
+
+// Ranks go back to what they served when one of them has failed, and wait in vain for one that has
+// died.
+constexpr std::chrono::seconds kAfterFailure{5};
 
 std::string worker_name(const Session& session) {
   return fmt::format("rank {} of {} (pid {})", session.rank(), session.instance,
@@ -27,7 +33,7 @@ Result<std::vector<OrderDesk::GivenPtr>> OrderDesk::reserve(
       return fail(ErrorCode::kStale, "{} has ended its session", worker_name(*session));
     }
     if (open_.contains(session->id())) {
-      return fail(ErrorCode::kExhausted, "{} has not finished an earlier order; try again later",
+      return fail(ErrorCode::kUnavailable, "{} has not finished an earlier order; try again later",
                   worker_name(*session));
     }
   }
@@ -50,8 +56,14 @@ async::Task<Result<OrderDesk::Results>> OrderDesk::give(std::vector<SessionPtr> 
   }
   send(sessions, given, std::move(order));
   const auto is_open = [](const GivenPtr& one) { return !one->result; };
+  const auto has_failed = [](const GivenPtr& one) { return one->result && !*one->result; };
+  std::optional<TimePoint> rest_until;
   while (std::ranges::any_of(given, is_open) && steady_now() < give_up &&
          !co_await async::is_cancelled()) {
+    if (!rest_until && std::ranges::any_of(given, has_failed)) {
+      rest_until = steady_now() + kAfterFailure;
+      give_up = std::min(give_up, *rest_until);
+    }
     co_await changed_.wait_until(give_up);
   }
   Results results;

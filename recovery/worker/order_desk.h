@@ -27,7 +27,8 @@ class OrderDesk {
   // order out, and gets no other one before it has answered.
   using Results = std::vector<Result<proto::OrderResult>>;
   // Gives the order to the workers of these sessions when all of them ask for one, and waits for
-  // their results. An error: no worker got the order. kExhausted: one of them has another order.
+  // their results; once one has failed, a few seconds for those of the others. An error: no worker
+  // got the order. kUnavailable: one of them has another order.
   // kTimeout: one of them did not ask. kStale: a session has ended.
   async::Task<Result<Results>> give(std::vector<SessionPtr> sessions, proto::Order order,
                                     TimePoint give_up);

@@ -182,6 +182,28 @@ TEST_F(RankDeaths, TheOtherRanksOfAFrontEndThatHasEndedAreKilled) {
   EXPECT_TRUE(are_gone(ranks));
 }
 
+TEST_F(RankDeaths, ARankThatOutlivesItsFrontEndEndsBeforeTheNextOneStarts) {
+  start({"--rank-grace", "100ms"}, kRank + kForEver);
+  ASSERT_TRUE(are_ready(1)) << run_->err();
+  const pid_t rank = said("rank").front();
+  ::kill(said("front").front(), SIGKILL);
+  ASSERT_TRUE(eventually([&] { return said("front").size() == 2; })) << run_->err();
+  EXPECT_TRUE(is_gone(rank));
+  EXPECT_THAT(run_->err(), HasSubstr("killed 1 process that pid"));
+  EXPECT_TRUE(are_ready(2)) << run_->out() << run_->err();
+}
+
+TEST_F(RankDeaths, ARankThatOutlivesItsFrontEndAtAStopIsKilled) {
+  start({}, "trap 'exit 3' TERM; " + kRank + kForEver);
+  ASSERT_TRUE(are_ready(1)) << run_->err();
+  const pid_t rank = said("rank").front();
+  run_->signal(SIGTERM);
+  const auto exit = run_->wait();
+  ASSERT_TRUE(exit) << run_->err();
+  EXPECT_EQ(exit->code, 3) << run_->err();
+  EXPECT_TRUE(is_gone(rank));
+}
+
 TEST_F(RankDeaths, WithoutGraceTheFrontEndIsLeftAloneUntilItEnds) {
   const auto gate = fleet_.dir("gate");
   start({"--rank-grace", "0"},

@@ -208,7 +208,7 @@ def test_a_worker_that_dies_in_the_middle_is_told_and_its_successor_switches(fle
 def test_a_worker_that_hangs_is_told_in_time(fleet):
     with Worker(fleet, hangs_at="a") as worker:
         assert "has not answered" in switch(fleet, "b@1", "--timeout", "1s", code=5)
-        assert "earlier order" in switch(fleet, "b@1", code=6)
+        assert "earlier order" in switch(fleet, "b@1", code=5)
         worker.kill()
     with Worker(fleet) as second:
         switch(fleet, "b@1")
@@ -273,6 +273,29 @@ def test_two_ranks_switch_together_and_go_back_together(fleet):
         switch(fleet, "b@1")
         for worker in workers:
             check(worker.answer(), "b")
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def test_two_ranks_go_back_together_when_requests_of_one_do_not_end(fleet):
+    workers = ranks(fleet, fails_at=[None, "b"])
+    try:
+        failed = switch(fleet, "a@1", code=5)
+        assert "rank 1 of i" in failed and "requests do not end" in failed
+        for worker in workers:
+            check(worker.answer(), "b")
+        fleet.run("wait-ready", "i", "--store", fleet.store("a"))
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def test_a_rank_that_dies_in_a_switch_is_named_and_not_waited_for(fleet):
+    workers = ranks(fleet, dies_at=[None, "b"])
+    try:
+        failed = switch(fleet, "a@1", "--timeout", "1h", code=5)
+        assert "rank 1 of i" in failed and "died" in failed
     finally:
         for worker in workers:
             worker.kill()

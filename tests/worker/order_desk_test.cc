@@ -94,7 +94,7 @@ TEST_F(OrderDeskTest, AnOrderWithoutAnAnswerHoldsUpTheNextUntilTheAnswer) {
   asked = ask(raw, session);
   const auto refused = give("i").get();
   ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code(), ErrorCode::kExhausted);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable);
   EXPECT_TRUE(say(raw, session, order.order().number()).has_done()) << "late";
   given = give("i");
   order = raw.answer(asked);

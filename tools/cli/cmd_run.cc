@@ -351,7 +351,7 @@ void add_run(Command& app, Session& session) {
   sub.option("--rank-grace", args->rank_grace,
              "With --always: time for the worker to end after the death of a rank, before it is "
              "killed\n"
-             "with all processes below it; 0 = never [500ms]")
+             "with all processes below it, and for its ranks to end after it; 0 = never [500ms]")
       .type_name("TIME");
   CommandOption fingerprint =
       sub.option("--artifacts-fingerprint", args->artifacts_fingerprint,

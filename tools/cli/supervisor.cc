@@ -41,6 +41,7 @@ constexpr std::chrono::milliseconds kAgentCheckInterval{50};
 constexpr int kMostFreezes = 16;
 // The kernel frees the memory of a killed process in this time.
 constexpr std::chrono::milliseconds kKilledDeadline{10'000};
+constexpr std::chrono::milliseconds kRemainsLook{20};
 // For the answer of an agent to a hello.
 constexpr std::chrono::milliseconds kHelloDeadline{500};
 
@@ -351,12 +352,28 @@ void Supervisor::kill_tree() {
                   killed == 1 ? "" : "es"));
 }
 
-void Supervisor::kill_remains() {
+void Supervisor::kill_remains(pid_t worker) {
   lost_rank_ = false;
   kill_tree_at_ = TimePoint::max();
   std::vector<HeldProcess> remains = std::exchange(tree_, {});
-  if (ranks_->death().empty() || options_.rank_grace.count() == 0) return;
+  if (options_.rank_grace.count() == 0) return;
   std::ranges::move(ranks_->take_survivors(), std::back_inserter(remains));
+  // Ranks of a worker that has ended may be about to end as well.
+  const TimePoint now = steady_now();
+  TimePoint give_up = now;
+  if (stop_signal_ != 0) {
+    give_up = kill_at_ == TimePoint::max() ? now : kill_at_;
+  } else if (ranks_->death().empty()) {
+    give_up = now + options_.rank_grace;
+  }
+  const auto lives = [](const HeldProcess& process) { return !process.has_ended(); };
+  while (steady_now() < give_up && std::ranges::any_of(remains, lives)) {
+    take_turn(std::min(give_up, steady_now() + kRemainsLook));
+  }
+  const auto killed = std::ranges::count_if(remains, lives);
+  if (killed == 0) return;
+  say(fmt::format("killed {} process{} that pid {} has left behind", killed,
+                  killed == 1 ? "" : "es", worker));
   for (const HeldProcess& process : remains) process.signal(SIGKILL);
   if (const std::size_t left = wait_for_ends(remains, kKilledDeadline); left > 0) {
     say(fmt::format("{} process{} of the worker did not end after SIGKILL; going on without", left,
@@ -422,7 +439,9 @@ void Supervisor::take_turn(TimePoint deadline) {
   if (steady_now() < kill_at_) return;
   kill_at_ = TimePoint::max();
   say(fmt::format("{} did not stop within {} s: killed",
-                  worker_ ? fmt::format("pid {}", worker_->pid) : "a standby",
+                  worker_             ? fmt::format("pid {}", worker_->pid)
+                  : standbys_.empty() ? "a rank of the worker"
+                                      : "a standby",
                   std::chrono::duration_cast<std::chrono::seconds>(options_.kill_after).count()));
   signal_all(SIGKILL);
 }
@@ -446,11 +465,11 @@ Result<Supervisor::End> Supervisor::run_once(int failures) {
   }
   end.ended = steady_now();
   worker_.reset();
-  if (!watches_ranks()) return end;
+  if (ranks_ == nullptr) return end;
   // The worker may have ended before its rank was seen to die.
-  if (end.status == 0) ranks_->look_again();
+  if (watches_ranks() && end.status == 0) ranks_->look_again();
   end.death = ranks_->death();
-  kill_remains();
+  kill_remains(pid);
   return end;
 }
 

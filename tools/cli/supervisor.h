@@ -38,7 +38,7 @@ struct SupervisorOptions {
   // The parent of the command's lives. Invalid: each life begins a trace.
   trace::Context trace;
   // After the death of a rank the worker has this long to end, before it is killed with all
-  // processes below it. 0: it is not killed.
+  // processes below it. So have its ranks after the end of the worker. 0: none is killed.
   std::chrono::milliseconds rank_grace{500};
   // Kills a worker this long after it was told to stop.
   std::chrono::milliseconds kill_after{60'000};
@@ -113,9 +113,9 @@ class Supervisor {
   void look_at_ranks();
   // The worker has not ended in time after the death of a rank.
   void kill_tree();
-  // Kills what a worker that has lost a rank leaves behind. Waits for it, because it may hold GPU
-  // memory.
-  void kill_remains();
+  // Kills what a worker that has ended leaves behind: its ranks and, if one of them had died, all
+  // processes below it. Waits for their end, because they may hold GPU memory.
+  void kill_remains(pid_t worker);
 
   void pass_on(const signalfd_siginfo& signal);
   // Waits for a signal or news of standbys until the deadline, and deals with them.

@@ -184,10 +184,7 @@ class Models:
             if order.kind != "serve" or order.model is None:
                 raise UnavailableError(f"this worker knows no order of the kind '{order.kind}'")
             name, _, version = order.model.partition("@")
-            with self._measure("drain"):
-                if drain is not None:
-                    drain()
-            self._change(name, int(version) if version else "latest")
+            self._change(name, int(version) if version else "latest", drain)
         except Exception as why:
             with contextlib.suppress(Error):
                 order.fail(why)
@@ -206,12 +203,16 @@ class Models:
         with contextlib.suppress(Error):
             order.done({})
 
-    def _change(self, name: str, version: str | int | None) -> None:
+    def _change(self, name: str, version: str | int | None,
+                drain: Callable[[], Any] | None = None) -> None:
         """All ranks of an instance end in the same generation: the next one if all of them have the
         new model, else the one after that."""
         before = self._serving
         forward, back = self._next_generation(1), self._next_generation(2)
         try:
+            if drain is not None:
+                with self._measure("drain"):
+                    drain()
             if before is None and self._resident and self._take(name, version):
                 return
             declared = self._declared(name, version)
