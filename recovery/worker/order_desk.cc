@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
 #include <utility>
 
 #include <boost/asio/this_coro.hpp>
@@ -57,12 +56,12 @@ async::Task<Result<OrderDesk::Results>> OrderDesk::give(std::vector<SessionPtr> 
   send(sessions, given, std::move(order));
   const auto is_open = [](const GivenPtr& one) { return !one->result; };
   const auto has_failed = [](const GivenPtr& one) { return one->result && !*one->result; };
-  std::optional<TimePoint> rest_until;
+  bool failed = false;
   while (std::ranges::any_of(given, is_open) && steady_now() < give_up &&
          !co_await async::is_cancelled()) {
-    if (!rest_until && std::ranges::any_of(given, has_failed)) {
-      rest_until = steady_now() + kAfterFailure;
-      give_up = std::min(give_up, *rest_until);
+    if (!failed && std::ranges::any_of(given, has_failed)) {
+      failed = true;
+      give_up = std::min(give_up, steady_now() + kAfterFailure);
     }
     co_await changed_.wait_until(give_up);
   }

@@ -4,12 +4,12 @@
         python tests/bench/first_token.py [--engine transformers|vllm] [--gib N] [--device cuda:0|double:0]
             [--runs N] [--ways WAY,…] [--directory DIR] [--logs DIR] [-- ARGUMENTS OF VLLM]
 
-The engine is a Llama model with random weights under `rekindle run`: transformers' generate without compiled graphs,
-or vLLM's server as it comes, with compiled graphs. `rekindle drill kill --first-token` kills it and tells the time
-line. Prints each run, and the median of each phase, in seconds, for each way: as it is; with resident weights; with a standby; with
-both. `load` without residency is an upload from this host's copy, and a successor finds the compile caches of its
-predecessor. For vLLM also: from the start to the first token on a host without compile caches, and on one that
-fetches them as artifacts. Every answer must be the same token. Needs torch, transformers, and vLLM for it.
+The engine is a Llama model with random weights under `rekindle run`: transformers' generate without compiled graphs, or
+vLLM's server as it comes, with compiled graphs. `rekindle drill kill --first-token` kills it and tells the time line.
+Prints each run, and the median of each phase, in seconds, for each way: as it is; with resident weights; with a
+standby; with both. `load` without residency is an upload from this host's copy, and a successor finds the compile
+caches of its predecessor. For vLLM also: from the start to the first token on a host without compile caches, and on one
+that fetches them as artifacts. Every answer must be the same token. Needs torch, transformers, and vLLM for it.
 """
 from __future__ import annotations
 
