@@ -132,8 +132,9 @@ class Session:
 
     @property
     def resident(self) -> bool:
-        """Whether a successor of this worker can take its parameters over: they lie in memory that
-        outlives the process, and the agent has sealed them for this session."""
+        """Whether the parameters of this worker lie in memory that outlives the process, and the
+        agent has sealed them for a successor. It may have dropped this copy since: `rekindle
+        status` shows those that it keeps."""
         return self._resident and not self.closed
 
     @property

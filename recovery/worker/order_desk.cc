@@ -14,8 +14,8 @@ namespace rekindle::worker {
 
 namespace {
 
-// Ranks go back to what they served when one of them has failed, and wait in vain for one that has
-// died.
+// For the results of the other ranks once one has failed. They go back to what they served, or wait
+// in vain for one that has died.
 constexpr std::chrono::seconds kAfterFailure{5};
 
 std::string worker_name(const Session& session) {

@@ -30,12 +30,12 @@ TimePoint attach_deadline(const proto::WorkerFrame& frame) {
 }
 
 // A worker may write what it attaches to over what it has. A staged session writes from its switch
-// on. A session of the smallest tensor only reads the list of the tensors, and one of files only
-// those.
+// on. A session of the smallest tensor reads only the list of the tensors, and a session of files
+// only the files.
 bool may_write_soon(const AttachOrder& order) {
   const auto& boxes = order.wanted.boxes;
   const bool only_reads = !boxes.empty() && std::ranges::all_of(boxes, [](const auto& box) {
-    return box.tensor.empty() || box.tensor.starts_with(kFileTensorPrefix);
+    return box.tensor.empty() || is_file_tensor(box.tensor);
   });
   return !order.staged && !only_reads;
 }

@@ -248,16 +248,22 @@ def test_an_agent_that_is_killed_in_the_middle_costs_a_load_and_no_worker(fleet)
         check(told, "a")
 
 
+@contextlib.contextmanager
 def ranks(fleet, **options):
+    """Two workers of one instance. An option has a value for each."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda rank: Worker(
+        workers = list(pool.map(lambda rank: Worker(
             fleet, "b", device=f"double:{rank}", rank=rank, world=2,
             **{key: value[rank] for key, value in options.items()}), (0, 1)))
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
 
 
 def test_two_ranks_switch_together_and_go_back_together(fleet):
-    workers = ranks(fleet, models=[["a", "b", "c"], ["a", "b"]])
-    try:
+    with ranks(fleet, models=[["a", "b", "c"], ["a", "b"]]) as workers:
         for worker in workers:
             check(worker.ready, "b")
         answer = switch(fleet, "a@1")
@@ -273,32 +279,21 @@ def test_two_ranks_switch_together_and_go_back_together(fleet):
         switch(fleet, "b@1")
         for worker in workers:
             check(worker.answer(), "b")
-    finally:
-        for worker in workers:
-            worker.kill()
 
 
 def test_two_ranks_go_back_together_when_requests_of_one_do_not_end(fleet):
-    workers = ranks(fleet, fails_at=[None, "b"])
-    try:
+    with ranks(fleet, fails_at=[None, "b"]) as workers:
         failed = switch(fleet, "a@1", code=5)
         assert "rank 1 of i" in failed and "requests do not end" in failed
         for worker in workers:
             check(worker.answer(), "b")
         fleet.run("wait-ready", "i", "--store", fleet.store("a"))
-    finally:
-        for worker in workers:
-            worker.kill()
 
 
 def test_a_rank_that_dies_in_a_switch_is_named_and_not_waited_for(fleet):
-    workers = ranks(fleet, dies_at=[None, "b"])
-    try:
+    with ranks(fleet, dies_at=[None, "b"]):
         failed = switch(fleet, "a@1", "--timeout", "1h", code=5)
         assert "rank 1 of i" in failed and "died" in failed
-    finally:
-        for worker in workers:
-            worker.kill()
 
 
 def test_a_successor_takes_over_the_model_that_served_last(fleet):

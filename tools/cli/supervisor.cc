@@ -41,6 +41,7 @@ constexpr std::chrono::milliseconds kAgentCheckInterval{50};
 constexpr int kMostFreezes = 16;
 // The kernel frees the memory of a killed process in this time.
 constexpr std::chrono::milliseconds kKilledDeadline{10'000};
+// Between two looks at ranks that have their time to end.
 constexpr std::chrono::milliseconds kRemainsLook{20};
 // For the answer of an agent to a hello.
 constexpr std::chrono::milliseconds kHelloDeadline{500};
@@ -358,7 +359,7 @@ void Supervisor::kill_remains(pid_t worker) {
   std::vector<HeldProcess> remains = std::exchange(tree_, {});
   if (options_.rank_grace.count() == 0) return;
   std::ranges::move(ranks_->take_survivors(), std::back_inserter(remains));
-  // Ranks of a worker that has ended may be about to end as well.
+  // After the end of a worker its ranks may be ending, too.
   const TimePoint now = steady_now();
   TimePoint give_up = now;
   if (stop_signal_ != 0) {
@@ -438,10 +439,10 @@ void Supervisor::take_turn(TimePoint deadline) {
   look_at_ranks();
   if (steady_now() < kill_at_) return;
   kill_at_ = TimePoint::max();
+  // Whoever waits for other processes kills them.
+  if (!worker_ && standbys_.empty()) return;
   say(fmt::format("{} did not stop within {} s: killed",
-                  worker_             ? fmt::format("pid {}", worker_->pid)
-                  : standbys_.empty() ? "a rank of the worker"
-                                      : "a standby",
+                  worker_ ? fmt::format("pid {}", worker_->pid) : "a standby",
                   std::chrono::duration_cast<std::chrono::seconds>(options_.kill_after).count()));
   signal_all(SIGKILL);
 }

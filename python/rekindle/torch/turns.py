@@ -184,7 +184,7 @@ class Models:
             if order.kind != "serve" or order.model is None:
                 raise UnavailableError(f"this worker knows no order of the kind '{order.kind}'")
             name, _, version = order.model.partition("@")
-            self._change(name, int(version) if version else "latest", drain)
+            self._change(name, int(version) if version else "latest", drain or _nothing_to_drain)
         except Exception as why:
             with contextlib.suppress(Error):
                 order.fail(why)
@@ -205,8 +205,8 @@ class Models:
 
     def _change(self, name: str, version: str | int | None,
                 drain: Callable[[], Any] | None = None) -> None:
-        """All ranks of an instance end in the same generation: the next one if all of them have the
-        new model, else the one after that."""
+        """Calls `drain` first. All ranks of an instance end in the same generation: the next one if
+        all of them have the new model, else the one after that."""
         before = self._serving
         forward, back = self._next_generation(1), self._next_generation(2)
         try:
@@ -408,6 +408,10 @@ class Models:
         except Error as why:
             warnings.warn(f"the parameters of {serving.name}@{serving.version} are not resident: "
                           f"{why}", stacklevel=3)
+
+
+def _nothing_to_drain() -> None:
+    """Of a worker whose requests end with each step."""
 
 
 def _built(built: Built) -> torch.nn.Module:

@@ -37,8 +37,8 @@ def _start_up(wrapper: Any) -> None:
     gpu = _gpu(wrapper.worker.local_rank, wrapper.vllm_config.parallel_config)
     if torch.cuda.is_available() and gpu < torch.cuda.device_count():
         torch.zeros(1, device=f"cuda:{gpu}")
-    # Collections of garbage between the takeover and the first token need not look at what the
-    # imports have made. vLLM asks for several, and one of them takes half a second.
+    # vLLM collects garbage several times between the takeover and the first token. These
+    # collections need not look at what the imports have made.
     gc.collect()
     gc.freeze()
 
